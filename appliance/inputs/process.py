@@ -27,7 +27,7 @@ from typing import Final
 from ..client import Admin
 from ..errors import ApplianceError, ConfigFault, StorageFault
 from ..input_settings import Files, Http, InputSettings, Journal, Syslog
-from ..processes.messages import TO_SIDE_PROCESS, InputStats, Stop
+from ..processes.messages import TO_STOPPABLE, InputStats
 from ..processes.supervisor.inputs import InputArguments, members
 from .guard import Guard
 from .ledger import Ledger
@@ -115,7 +115,7 @@ class _InputProcess:
 
     def _receive(self) -> None:
         channel = self._arguments.channel
-        if Stop() in [message for message, _ in channel.receive(TO_SIDE_PROCESS)] or channel.closed:
+        if channel.receive(TO_STOPPABLE) or channel.closed:
             self._stopping.set()
             asyncio.get_running_loop().remove_reader(channel.fileno())
 

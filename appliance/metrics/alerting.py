@@ -18,7 +18,7 @@ import selectors
 import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
@@ -209,6 +209,8 @@ class Alerting:
                             self._book.changed.set()
                         case Stop():
                             return
+                        case _:
+                            assert_never(message)
 
     def _look(self) -> None:
         try:

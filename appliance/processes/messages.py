@@ -1,36 +1,37 @@
 """The messages between the processes: one tagged struct each, and for each receiver the union of all that it takes.
 
-On a channel (:mod:`.control`) a message is a msgpack array: the name of its class, then its fields in order.  S is the
-supervisor, W a network worker, R the writer of a partition, N the nursery, C the coordinator, I the inspector; ``+fd``:
-a descriptor travels with it.
+A message is a msgpack array: the name of its class, then its fields in order.  S is the supervisor, W a network worker,
+R the writer of a partition, N the nursery, C the coordinator, I the inspector, *side* each of console, metrics and
+alerts; ``+fd``: a descriptor travels with it.  ``A → B → C``: A makes it, B passes it on.  A test compares the tables
+with the code (``tests/rules/test_messages_table.py``).
 
-::
+Over control channels (:mod:`.control`)::
 
     message              from → to        meaning
     PartitionTable       S → W, C         its segment table, in which it can be read from now on
     PartitionDropped     S → W, C, I      it is deleted, or moved away
     RangesDamaged        S → W            all ranges of it that are not served; none: all of it is served
     FilesChanged         S → W, C         readers forget what they know of its files: some are others now
-                         I, scrubber → S  ... tell the readers
+    FilesChanged         I, scrubber → S  ... tell the readers
     WriterChannel +fd    S → W            the channel to its writer
     WriterRetires        S → W            send its writer what waits, and nothing after that
-    CoordinatorStreamOpened +fd  S → W          the stream to the coordinator
+    CoordinatorStreamOpened +fd  S → W    the stream to the coordinator
     TlsChanged           S → W            load the files of the certificate again
     LogLevel             S → W            log from this level on
     Stop                 S → all but R    end in order; a writer is told to retire
-    Reload               S → R, N, C,     the configuration is another now
-                         scrubber, sides
+    Reload               S → R, N, C, scrubber, side  the configuration is another now
     WriterNeeded         W → S            start its writer: append requests wait
     WorkerStats          W → S            numbers for ``status``
     ClientsCounted       W → S            who is connected to it, for ``clients``
     LimitsReached        W → S            all limits that it has reached now
-    RefusalsReport       W, C, side → S   clients refused since its last message, by reason
-    Suspect              W, scrubber → S  offsets that could not be read, or have a wrong checksum
+    RefusalsReport       W, C, console → S  clients refused since its last message, by reason
+    DamageSuspected      W, scrubber, compactor → S  offsets that could not be read, or have a wrong checksum
     Unreceivable         any → S          no descriptor, or no mapping, was left for this message: send it again
     Lacking              R, N, opener → S  the machine lacks something to open a log with
 
     WorkerChannel +fd    S → R            the channel to a worker, and the name of its arena
-    ChangeSettings       C → S → R        the settings of a topic
+    ChangeSettings       C → S            the settings of a topic
+    ChangeSettings       S → R            ... of this partition
     DeleteBefore         C → S → R        move the log start offset, and remove the segments before it
     CompactLog           C → S            compact this partition's log, unless one is being compacted
     Roll                 C → S → R        seal the active segment, so that it can be removed
@@ -39,7 +40,8 @@ a descriptor travels with it.
     WriteMarker          C → S → R        end its transaction: append the marker, if anything of it is in the log
     AbortHanging         C → S → R        end what is open in the log, and no coordinator knows of
     TransactionsSent     C → S → R        the writer has been sent an OpenTransaction for all that is open there
-    TransactionStep      R, S → C         one of these three is done, and markers are flushed; or why not
+    TransactionStep      R → S → C        one of these three is done, and markers are flushed
+    TransactionStep      S → C            ... or cannot be: there is no writer for it
     WriterStarted        S → C            a writer has opened the log: see below
     Retire               S → R            answer what has come, close the log, and end
     Forked               R, N → S         the writer's process
@@ -64,11 +66,13 @@ a descriptor travels with it.
     Inspect              S → I            look at this partition: it is new, or was opened again
     LeaveAlone           S → I            somebody changes its files: do not look until the next Inspect
     LookAt               C → S → I        read these offsets, in which somebody has met damage
+    LookAt               S → I            ... for nobody who waits for an answer
     Damaged              I → S            all damaged ranges of a partition
     FilesGone            I → S            its files are not those that were opened
     FilesBack            I → S            those of an offline one have changed
     Strays               I → S            directories that belong to no topic
     Judged               I → S → C        the damage of a partition, after LookAt
+    Judged               S → C            ... or why nobody has looked
     InputStats           input → S        what it has taken in, for ``status``
 
     CreatePartitions     C → S            open partitions, and make those that are new
@@ -81,7 +85,7 @@ a descriptor travels with it.
     Shown                C → S            a part of ``status``
     CannotStart          C → S            why, and what to do; the process ends
     ZooKeeperState       C → S            the session
-    WorkerStreamOpened +fd  S → C            the stream to a worker
+    WorkerStreamOpened +fd  S → C         the stream to a worker
     Listening            S → C            the addresses of the listeners; after the tables, so all partitions are known
     ConnectZooKeeper     S → C            the addresses of the local ensemble
 
@@ -99,6 +103,19 @@ Between a worker and a writer (:mod:`.handoff` has the states of a connection)::
     ProduceFailed        R → W            a request of it with acks=0 has failed: to be closed when it is back
     GivenBack +fd        R → W            the connection itself, after its bytes
     ConnectionLost       R → W            its descriptor did not arrive: the kernel has closed it
+
+Between a worker and the coordinator, on a stream (:mod:`.message_stream`)::
+
+    ForwardRequest       W → C            a request that the coordinator answers, and where it comes from
+    LimitsTaken          W → C            what its clients have taken from their limits
+    RequestAnswered      C → W            the reply
+    SnapshotBegins       C → W            what follows replaces the worker's snapshot (:mod:`.snapshot`)
+    FactsChanged         C → W            what it has besides topics
+    SecurityPublished    C → W            users, rules, quotas
+    TopicsChanged        C → W            topics that are new, or others now
+    TopicsDeleted        C → W            topics that are gone
+    SnapshotEnds         C → W            all of it has been sent
+    LimitsUsed           C → W            what clients of other workers have taken from their limits
 
 Transactions.  OpenTransaction and WriteMarker take effect in their order, and between the batches of the partition: a
 batch of a transaction is admitted only after its OpenTransaction, and before its WriteMarker.  Both may be repeated.
@@ -121,11 +138,13 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct
 from msgspec.msgpack import Decoder
 
-from ..config import Config
+from ..catalog import Topic
+from ..config import Config, TopicDefaults
 from ..connected_clients import ClientRow
 from ..machine_limits import DESCRIPTORS
 from ..names import TopicPartition
 from ..security.configuration import Tls
+from ..security.principals import Origin
 
 PartitionOutcome = tuple[TopicPartition, str, str]
 """What has become of a partition: the name of the error's class in ``errors``, "" after success, and its message."""
@@ -138,6 +157,9 @@ AppendRow = tuple[Any, int, Sequence[int]]
 
 AnswerRow = tuple[int, list[int], dict[int, str], int]
 """Token, then the fields of :class:`~.answers.AppendAnswer`."""
+
+UsageRow = tuple[str, str, str, float, float]
+"""Key, user and client id of a limit, its rate, and what clients have taken from it."""
 
 
 class UnknownMessage(Exception):
@@ -232,7 +254,7 @@ class RefusalsReport(ProcessMessage):
     counts: dict[str, int]
 
 
-class Suspect(ProcessMessage):
+class DamageSuspected(ProcessMessage):
     partition: TopicPartition
     start: int
     stop: int
@@ -628,6 +650,73 @@ class ConnectionLost(ProcessMessage):
     token: int
 
 
+# ---- between a worker and the coordinator
+
+
+class ForwardRequest(ProcessMessage):
+    token: int
+    origin: Origin
+    frame: bytes
+
+
+class LimitsTaken(ProcessMessage):
+    rows: list[UsageRow]
+
+
+class RequestAnswered(ProcessMessage):
+    token: int
+    reply: bytes | None
+    """None: it cannot be answered, and its connection is closed."""
+
+
+class Facts(Struct, frozen=True):
+    """The part of the snapshot besides the topics.
+
+    ``advertised``: by protocol, as text, the listeners that clients get instead of those that they connected to;
+    ``peers``: the other live brokers, with their listeners likewise; ``defaults``: the settings of topics that do not
+    set their own.
+    """
+
+    cluster_id: str
+    broker_id: int
+    auto_create: bool
+    zookeeper: str
+    advertised: dict[str, str]
+    peers: dict[int, dict[str, str]]
+    defaults: TopicDefaults
+
+
+class SnapshotBegins(ProcessMessage):
+    pass
+
+
+class FactsChanged(ProcessMessage):
+    facts: Facts
+    """All of them."""
+
+
+class SecurityPublished(ProcessMessage):
+    packed: bytes
+    """All of the :class:`~appliance.security.security_state.SecurityState`."""
+
+
+class TopicsChanged(ProcessMessage):
+    topics: list[Topic]
+    """New, or changed."""
+
+
+class TopicsDeleted(ProcessMessage):
+    names: list[str]
+
+
+class SnapshotEnds(ProcessMessage):
+    pass
+
+
+class LimitsUsed(ProcessMessage):
+    rows: list[UsageRow]
+
+
 # ---- who takes what
 
 Refusable = (
@@ -700,8 +789,8 @@ ToScrubber = ScrubSoon | Reload | Stop
 ToCompactor = SegmentSwapped | Stop
 ToInspector = Inspect | PartitionDropped | LeaveAlone | LookAt | Stop
 ToSideProcess = Reload | Stop
-ToInterruptible = Stop
-"""What an opener, a remover, a cleaner and a repairer take (:func:`.supervisor.roles.interruptible`)."""
+ToStoppable = Stop
+"""What those take that are told nothing else: an input, an opener, a remover, a cleaner, a repairer."""
 
 FromServer = (
     WriterNeeded
@@ -709,7 +798,7 @@ FromServer = (
     | ClientsCounted
     | LimitsReached
     | RefusalsReport
-    | Suspect
+    | DamageSuspected
     | Published
     | Shown
     | CannotStart
@@ -761,6 +850,15 @@ FromWorker = Append | FlushSoon | FlushNow | Handoff | Recall | Unreceivable
 FromWriter = Appended | Received | Unsent | Carried | ProduceFailed | GivenBack | ConnectionLost | Unreceivable
 """What a worker gets from a writer."""
 
+SnapshotChange = (
+    SnapshotBegins | FactsChanged | SecurityPublished | TopicsChanged | TopicsDeleted | SnapshotEnds | LimitsUsed
+)
+"""The changes of a worker's snapshot (:mod:`.snapshot`)."""
+ToCoordinatorStream = ForwardRequest | LimitsTaken
+"""What the coordinator gets from a worker."""
+FromCoordinatorStream = RequestAnswered | SnapshotChange
+"""What a worker gets from the coordinator."""
+
 TO_WORKER: Final[Decoder[ToWorker]] = Decoder(ToWorker)
 TO_WRITER: Final[Decoder[ToWriter]] = Decoder(ToWriter)
 TO_NURSERY: Final[Decoder[ToNursery]] = Decoder(ToNursery)
@@ -768,8 +866,10 @@ TO_COORDINATOR: Final[Decoder[ToCoordinator]] = Decoder(ToCoordinator)
 TO_SCRUBBER: Final[Decoder[ToScrubber]] = Decoder(ToScrubber)
 TO_COMPACTOR: Final[Decoder[ToCompactor]] = Decoder(ToCompactor)
 TO_INSPECTOR: Final[Decoder[ToInspector]] = Decoder(ToInspector)
-TO_INTERRUPTIBLE: Final[Decoder[ToInterruptible]] = Decoder(ToInterruptible)
+TO_STOPPABLE: Final[Decoder[ToStoppable]] = Decoder(ToStoppable)
 TO_SIDE_PROCESS: Final[Decoder[ToSideProcess]] = Decoder(ToSideProcess)
 TO_SUPERVISOR: Final[Decoder[ToSupervisor]] = Decoder(ToSupervisor)
 FROM_WORKER: Final[Decoder[FromWorker]] = Decoder(FromWorker)
 FROM_WRITER: Final[Decoder[FromWriter]] = Decoder(FromWriter)
+TO_COORDINATOR_STREAM: Final[Decoder[ToCoordinatorStream]] = Decoder(ToCoordinatorStream)
+FROM_COORDINATOR_STREAM: Final[Decoder[FromCoordinatorStream]] = Decoder(FromCoordinatorStream)

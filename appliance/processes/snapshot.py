@@ -2,11 +2,9 @@
 
 They answer from it without a request to the coordinator.
 
-The coordinator sends each worker the changes, on the stream that also brings its answers, as ``[0, change]`` with one
-of the structs of :data:`SnapshotChange`.  From :class:`SnapshotBegins` to :class:`SnapshotEnds` they replace
-everything.  A worker sends ``[0, rows]``: what its clients have taken from their limits.
-
-(Tokens of answers begin at 1.)  A message has at most TOPICS_PER_MESSAGE topics, so that none is large.
+The coordinator sends each worker the changes (:data:`.messages.SnapshotChange`) on the stream that also brings its
+answers.  From :class:`.messages.SnapshotBegins` to :class:`.messages.SnapshotEnds` they replace everything.  A message
+has at most TOPICS_PER_MESSAGE topics, so that none is large.
 
 The coordinator needs some time to start, and clients that connect meanwhile should not wait for it.  So the workers of
 a start begin with messages that the supervisor makes (:func:`changes_at_start`).  They say what the first ones of the
@@ -35,82 +33,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, assert_never
 
-import msgspec
-
 from ..addresses import UNIX, Listener, first_with, parse_addresses, parse_listeners, unix_path
 from ..catalog import Catalog, Topic
 from ..config import Config, TopicDefaults, TopicSettings
 from ..security.security_state import SecurityState, pack, unpack
 from ..wire.kafka.metadata_reply import NO_LEADER, Broker
 from ..wire.kafka.new_leaders import Leaders
+from .messages import (
+    Facts,
+    FactsChanged,
+    LimitsUsed,
+    SecurityPublished,
+    SnapshotBegins,
+    SnapshotChange,
+    SnapshotEnds,
+    TopicsChanged,
+    TopicsDeleted,
+    UsageRow,
+)
 
 PROTOCOLS: Final = ("native", "kafka")
-SNAPSHOT: Final = 0
-"""In place of an answer's token."""
 TOPICS_PER_MESSAGE: Final = 500
-
-
-class Facts(msgspec.Struct, frozen=True):
-    """The part of the snapshot besides the topics.
-
-    ``advertised``: by protocol, as text, the listeners that clients get instead of those that they connected to;
-    ``peers``: the other live brokers, with their listeners likewise; ``defaults``: the settings of topics that do not
-    set their own.
-    """
-
-    cluster_id: str
-    broker_id: int
-    auto_create: bool
-    zookeeper: str
-    advertised: dict[str, str]
-    peers: dict[int, dict[str, str]]
-    defaults: TopicDefaults
-
-
-UsageRow = tuple[str, str, str, float, float]
-"""Key, user and client id of a limit, its rate, and what clients have taken from it."""
-
-
-class SnapshotMessage(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """One message of a snapshot."""
-
-
-class SnapshotBegins(SnapshotMessage, frozen=True):
-    pass
-
-
-class FactsChanged(SnapshotMessage, frozen=True):
-    facts: Facts
-    """All of them."""
-
-
-class SecurityPublished(SnapshotMessage, frozen=True):
-    packed: bytes
-    """All of the :class:`SecurityState`."""
-
-
-class TopicsChanged(SnapshotMessage, frozen=True):
-    topics: list[Topic]
-    """New, or changed."""
-
-
-class TopicsDeleted(SnapshotMessage, frozen=True):
-    names: list[str]
-
-
-class SnapshotEnds(SnapshotMessage, frozen=True):
-    pass
-
-
-class LimitsUsed(SnapshotMessage, frozen=True):
-    """What clients of other workers have taken from their limits."""
-
-    rows: list[UsageRow]
-
-
-SnapshotChange = (
-    SnapshotBegins | FactsChanged | SecurityPublished | TopicsChanged | TopicsDeleted | SnapshotEnds | LimitsUsed
-)
 
 
 def brokers(

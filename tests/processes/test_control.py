@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import resource
 import select
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import UnionType
-from typing import Final, get_args
+from typing import Final
 
 import pytest
 from msgspec.msgpack import Decoder
 
 from appliance.config import Config
-from appliance.processes import control, messages
+from appliance.processes import control
 from appliance.processes.control import FDS_MAX, MESSAGE_BYTES_MAX, Channel
 from appliance.processes.messages import ProcessMessage, Reload, Stop, UnknownMessage, Unreceivable
 
@@ -226,15 +224,3 @@ def test_a_message_that_the_receiver_does_not_take_is_a_bug_and_is_named() -> No
     os.close(read_end)
     left.close()
     right.close()
-
-
-def test_the_table_of_messages_is_complete_and_says_who_takes_each() -> None:
-    """Goal: the one definition of what processes say to each other is what they do say."""
-    text = str(messages.__doc__)
-    listed = set(re.findall(r"^    ([A-Z]\w+)(?: \+fd)?  ", text, re.MULTILINE))
-    structs = {cls.__name__ for cls in ProcessMessage.__subclasses__() if cls.__module__ == messages.__name__}
-    assert listed == structs
-    unions = [one for one in vars(messages).values() if isinstance(one, UnionType)]
-    assert {cls.__name__ for one in unions for cls in get_args(one)} >= structs
-    with_fd = set(re.findall(r"^    (\w+) \+fd", text, re.MULTILINE))
-    assert with_fd | {"PartitionTable"} == {cls.__name__ for cls in get_args(messages.Refusable)}

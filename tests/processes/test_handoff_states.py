@@ -33,10 +33,9 @@ from appliance.log import Log
 from appliance.names import TopicPartition
 from appliance.processes import network
 from appliance.processes.control import Channel
-from appliance.processes.messages import TO_SUPERVISOR, PartitionTable, WorkerChannel, WriterChannel
+from appliance.processes.messages import TO_SUPERVISOR, PartitionTable, SecurityPublished, WorkerChannel, WriterChannel
 from appliance.processes.network import worker_connection
 from appliance.processes.network.worker import NetworkWorker
-from appliance.processes.snapshot import SecurityPublished
 from appliance.processes.writer.writer import Writer, WriterArguments
 from appliance.records.decode import decode_values
 from appliance.records.encode import encode_values

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import msgpack
-import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.catalog import Topic, new_id
 from appliance.config import TopicSettings
-from appliance.processes import snapshot
-from appliance.processes.snapshot import Facts, Publisher, SnapshotChange, WorkerSnapshot
+from appliance.processes import messages, snapshot
+from appliance.processes.message_stream import OVERHEAD_BYTES, REPLY_BYTES_MAX, MessageReader, packed
+from appliance.processes.messages import FROM_COORDINATOR_STREAM, Facts, RequestAnswered, SnapshotChange
+from appliance.processes.snapshot import Publisher, WorkerSnapshot
 from appliance.security.scram import Verifier
 from appliance.security.security_state import SecurityState
 
@@ -22,8 +22,11 @@ NOBODY = SecurityState()
 
 
 def over_the_stream(change: SnapshotChange) -> SnapshotChange:
-    received = msgpack.unpackb(msgspec.msgpack.encode(change), strict_map_key=False)
-    return msgspec.convert(received, SnapshotChange)
+    reader = MessageReader(FROM_COORDINATOR_STREAM, REPLY_BYTES_MAX + OVERHEAD_BYTES)
+    reader.feed(packed(change))
+    received = reader.take_message()
+    assert received is not None and not isinstance(received, RequestAnswered)
+    return received
 
 
 class Worker:
@@ -121,11 +124,11 @@ def test_nothing_is_told_when_nothing_has_changed() -> None:
     topics = {"a": Topic("a", {0: [1]}, {}, new_id())}
     worker.tell(FACTS, topics)
     assert [type(change) for change in worker.told] == [
-        snapshot.SnapshotBegins,
-        snapshot.FactsChanged,
-        snapshot.SecurityPublished,
-        snapshot.TopicsChanged,
-        snapshot.SnapshotEnds,
+        messages.SnapshotBegins,
+        messages.FactsChanged,
+        messages.SecurityPublished,
+        messages.TopicsChanged,
+        messages.SnapshotEnds,
     ]
     worker.told.clear()
     worker.tell(FACTS, topics)

@@ -17,9 +17,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgpack
-import msgspec
-
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.catalog import Catalog
 from appliance.config import Config
@@ -28,18 +25,22 @@ from appliance.names import TopicPartition
 from appliance.partition_states import ONLINE
 from appliance.processes import coordinator
 from appliance.processes.control import Channel
+from appliance.processes.message_stream import MessageReader, packed
 from appliance.processes.messages import (
+    FROM_COORDINATOR_STREAM,
     TO_SUPERVISOR,
     ChangeSettings,
     CreatePartitions,
     DeleteBefore,
     DeletePartitions,
+    ForwardRequest,
     Listening,
     OrderDone,
     PartitionDropped,
     PartitionOutcome,
     PartitionTable,
     Published,
+    RequestAnswered,
     Roll,
     Shown,
     Stop,
@@ -47,7 +48,7 @@ from appliance.processes.messages import (
     WorkerStreamOpened,
     ZooKeeperState,
 )
-from appliance.processes.snapshot import SNAPSHOT, SnapshotChange, WorkerSnapshot
+from appliance.processes.snapshot import WorkerSnapshot
 from appliance.security.principals import Origin
 from appliance.shared import memory
 from appliance.shared.table import TABLE_BYTES, SegmentTable
@@ -112,7 +113,7 @@ class Rig:
         child_end.close()
         self.stream = stream
         self.stream.setblocking(False)
-        self._unpacker = msgpack.Unpacker(max_buffer_size=1 << 26, strict_map_key=False)
+        self._reader = MessageReader(FROM_COORDINATOR_STREAM, 1 << 26)
         for (topic, partition), name in self._names.items():
             self.channel.send(PartitionTable(TopicPartition(topic, partition), name))
         self.channel.send(WorkerStreamOpened(0), [child_stream.fileno()])
@@ -212,12 +213,12 @@ class Rig:
         if self.stream.fileno() in ready:
             data = self.stream.recv(1 << 20)
             assert data, "the coordinator is gone"
-            self._unpacker.feed(data)
-            for token, reply in self._unpacker:
-                if token == SNAPSHOT:
-                    self.snapshot.apply_change(msgspec.convert(reply, SnapshotChange))
+            self._reader.feed(data)
+            while (message := self._reader.take_message()) is not None:
+                if isinstance(message, RequestAnswered):
+                    self.replies[message.token] = message.reply
                 else:
-                    self.replies[token] = reply
+                    self.snapshot.apply_change(message)
 
     def until(self, condition: Any, timeout_s: float = WAIT_S) -> None:
         """Pump until ``condition()`` holds."""
@@ -233,7 +234,7 @@ class Rig:
         self._correlation += 1
         self.stream.setblocking(True)
         origin = Origin(Listener(protocol, PLAINTEXT, listener), "127.0.0.1:5")
-        self.stream.sendall(msgpack.packb([self._correlation, origin, frame]))
+        self.stream.sendall(packed(ForwardRequest(self._correlation, origin, frame)))
         self.stream.setblocking(False)
         return self._correlation
 

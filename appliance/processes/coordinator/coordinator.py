@@ -64,6 +64,7 @@ from ..messages import (
     ToSupervisor,
     TransactionStep,
     Unreceivable,
+    UsageRow,
     WorkerStreamOpened,
     WriterStarted,
     ZooKeeperState,
@@ -556,7 +557,7 @@ class Coordinator:
         self._publish()
         self._send(Published())
 
-    def _on_usage(self, worker: WorkerStream, rows: Sequence[Any]) -> None:
+    def _on_usage(self, worker: WorkerStream, rows: Sequence[UsageRow]) -> None:
         for stream in self._workers.values():
             if stream is not worker:
                 stream.send_usage(rows)

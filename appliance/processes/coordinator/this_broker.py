@@ -21,7 +21,7 @@ from ...errors import ApplianceError, OffsetOutOfRange, RequestTimedOut, Storage
 from ...kafka_apis.appliance import OffsetSpan, ProducerInLog
 from ...records.batch import SEQUENCE_MASK
 from ...wire.kafka.metadata_reply import Broker
-from .. import snapshot
+from ..messages import Facts
 from .configured_groups import ConfiguredGroups
 from .live_brokers import LiveBrokers
 from .partitions import Partitions
@@ -120,9 +120,9 @@ class ThisBroker:
         return self.revision, self.security.revision, self.zookeeper, self.cluster_id, self.topic_store.catalog.topics
 
     @property
-    def facts(self) -> snapshot.Facts:
+    def facts(self) -> Facts:
         """The part of the workers' snapshot besides the topics."""
-        return snapshot.Facts(
+        return Facts(
             self.cluster_id,
             self.broker_id,
             self.topic_store.auto_create,

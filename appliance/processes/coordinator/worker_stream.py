@@ -1,10 +1,8 @@
 """The stream between the coordinator and one network worker.
 
-The worker sends ``[token, origin, frame]``; an origin is a :class:`~appliance.security.principals.Origin`.  The answer
-is ``[token, reply frame]`` or ``[token, nil]`` (close that connection).  ``[token]`` alone means that the connection is
-gone, ``[0, rows]`` is what clients have taken from their limits, for the other workers.
-The coordinator does not read from a worker that does not take its answers, or has REQUESTS_MAX unanswered requests.
-Between the answers it sends the worker's snapshot (``processes.snapshot``).
+:mod:`~appliance.processes.messages` has what goes over it.  The coordinator does not read from a worker that does not
+take its answers, or has REQUESTS_MAX unanswered requests.  Between the answers it sends the worker's snapshot
+(``processes.snapshot``).
 """
 
 from __future__ import annotations
@@ -12,21 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
-import msgpack
-import msgspec
-
-from ...addresses import Listener
 from ...catalog import Topic
 from ...security.principals import Origin
 from ...security.security_state import SecurityState
-from ..snapshot import SNAPSHOT, Facts, LimitsUsed, Publisher, UsageRow
+from ..message_stream import OVERHEAD_BYTES, REPLY_BYTES_MAX, MessageReader, packed
+from ..messages import TO_COORDINATOR_STREAM, Facts, ForwardRequest, LimitsTaken, LimitsUsed, RequestAnswered, UsageRow
+from ..snapshot import Publisher
 
 REQUESTS_MAX: Final = 8192
 """Unanswered requests of one worker."""
-STREAM_OVERHEAD_BYTES: Final = 4096
-"""Bytes of a message on a worker's stream besides its frame, at most."""
 
 AnswerRequest = Callable[[Origin, bytes], Coroutine[Any, Any, bytes | None]]
 """(origin, frame) → reply frame, or None to close the connection."""
@@ -59,7 +53,7 @@ class WorkerStream(asyncio.Protocol):
         self._on_usage = on_usage
         self._publisher = Publisher()
         self._tasks: set[asyncio.Task[bytes | None]] = set()
-        self._unpacker = msgpack.Unpacker(max_buffer_size=2 * (frame_bytes_max + STREAM_OVERHEAD_BYTES))
+        self._reader = MessageReader(TO_COORDINATOR_STREAM, frame_bytes_max + OVERHEAD_BYTES)
         self._transport: asyncio.Transport | None = None
         self._unanswered = 0
 
@@ -82,15 +76,15 @@ class WorkerStream(asyncio.Protocol):
         self.published = state
         if self._transport is not None:
             for change in self._publisher.changes(facts, topics, security):
-                self._transport.write(msgspec.msgpack.encode((SNAPSHOT, change)))
+                self._transport.write(packed(change))
 
     def send_usage(self, rows: Sequence[UsageRow]) -> None:
         """Send the worker what clients of others have taken from their limits; one that does not read gets none."""
         if self._transport is not None and not self.congested:
-            self._transport.write(msgspec.msgpack.encode((SNAPSHOT, LimitsUsed(list(rows)))))
+            self._transport.write(packed(LimitsUsed(list(rows))))
 
     def data_received(self, data: bytes) -> None:
-        self._unpacker.feed(data)
+        self._reader.feed(data)
         self._take()
 
     def pause_writing(self) -> None:
@@ -105,18 +99,16 @@ class WorkerStream(asyncio.Protocol):
     def _take(self) -> None:
         """Start the requests that have arrived, until the worker has REQUESTS_MAX unanswered."""
         while not self._full:
-            try:
-                message = next(self._unpacker)
-            except StopIteration:
-                break
-            if len(message) == 1:
-                continue
-            if message[0] == SNAPSHOT:
-                self._on_usage(self, message[1])
-                continue
-            self._unanswered += 1
-            token, (listener, *rest), frame = message
-            self._serve(token, Origin(Listener(*listener), *rest), frame)
+            match self._reader.take_message():
+                case None:
+                    break
+                case ForwardRequest(token, origin, frame):
+                    self._unanswered += 1
+                    self._serve(token, origin, frame)
+                case LimitsTaken(rows):
+                    self._on_usage(self, rows)
+                case other:
+                    assert_never(other)
         self._throttle()
 
     @property
@@ -149,9 +141,12 @@ class WorkerStream(asyncio.Protocol):
                 "%s listener: a request of %s cannot be answered", origin.listener.protocol, origin.peer, exc_info=error
             )
         reply = None if task.cancelled() or error is not None else task.result()
+        if reply is not None and len(reply) > REPLY_BYTES_MAX:
+            log.error("%s listener: the reply to %s has %d bytes", origin.listener.protocol, origin.peer, len(reply))
+            reply = None
         self._publish(self)
         if self._transport is not None:
-            self._transport.write(msgpack.packb([token, reply]))
+            self._transport.write(packed(RequestAnswered(token, reply)))
         was_full = self._full
         self._unanswered -= 1
         if was_full and not self._full:

@@ -32,7 +32,7 @@ from ...security.security_state import SecurityState
 from ...wire.kafka.apis import APIS
 from ...wire.requests import Fetch, FileRange, Offsets, Produce, Request
 from ..connection import Starter
-from ..snapshot import UsageRow
+from ..messages import UsageRow
 from .connections import Connections
 from .turn import Turn
 from .worker_connection import Meter, Pending, WorkerConnection

@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
-
-import msgpack
-import msgspec
+from typing import Final
 
 from ...addresses import Listener
 from ...broker.metadata_answers import MetadataAnswers
@@ -29,14 +26,23 @@ from ...security.acls import Access, Operation, ResourceType
 from ...wire import native
 from ...wire.kafka import metadata as kafka
 from ...wire.requests import Forwarded
-from ..snapshot import SNAPSHOT, SnapshotChange, WorkerSnapshot
+from ..message_stream import OVERHEAD_BYTES, REPLY_BYTES_MAX, MessageReader, packed
+from ..messages import (
+    FROM_COORDINATOR_STREAM,
+    ForwardRequest,
+    FromCoordinatorStream,
+    LimitsTaken,
+    RequestAnswered,
+    SnapshotChange,
+    UsageRow,
+)
+from ..snapshot import WorkerSnapshot
 from .admission import Admission
 from .connections import Connections
 from .turn import Turn
 from .worker_connection import Pending, WorkerConnection
 
 WorkerQuestion = native.MetadataRequest | native.AdminRequest | kafka.Question
-REPLY_BYTES_MAX: Final = 256 << 20
 READ_BYTES: Final = 1 << 20
 READS_MAX: Final = 16
 """Reads of the coordinator's stream at once: more than a socket holds."""
@@ -51,21 +57,21 @@ NO_ARGUMENTS: Final = b"\x80"
 """An empty map of msgpack."""
 
 
-def _unpacker() -> msgpack.Unpacker:
-    return msgpack.Unpacker(max_buffer_size=REPLY_BYTES_MAX, strict_map_key=False)
+def _reader() -> MessageReader[FromCoordinatorStream]:
+    return MessageReader(FROM_COORDINATOR_STREAM, REPLY_BYTES_MAX + OVERHEAD_BYTES)
 
 
 class _Frame:
     """A frame that waits for its reply, packed; ``sent``: to how many coordinators so far."""
 
-    __slots__ = ("packed", "pending", "sent")
+    __slots__ = ("data", "pending", "sent")
 
-    def __init__(self, pending: Pending, packed: bytes) -> None:
-        self.pending, self.packed, self.sent = pending, packed, 0
+    def __init__(self, pending: Pending, data: bytearray) -> None:
+        self.pending, self.data, self.sent = pending, data, 0
 
 
 class CoordinatorLink:
-    """The stream to the coordinator: ``[token, origin, frame]`` there, ``[token, reply]`` back.
+    """The stream to the coordinator, of :mod:`~appliance.processes.messages`.
 
     ``on_snapshot`` takes the messages of the snapshot, which come on the same stream.
 
@@ -77,7 +83,7 @@ class CoordinatorLink:
         self.sock: socket.socket | None = None
         self._on_snapshot = on_snapshot
         self._out = bytearray()
-        self._unpacker = _unpacker()
+        self._reader = _reader()
         self._frames: dict[int, _Frame] = {}
         self._frames_bytes = 0
         self._token = 0
@@ -94,7 +100,7 @@ class CoordinatorLink:
         """
         sock.setblocking(False)
         self.sock = sock
-        self._unpacker = _unpacker()
+        self._reader = _reader()
         expired = [token for token, frame in self._frames.items() if frame.sent >= SENT_MAX]
         given_up = [self._drop(token) for token in expired]
         self._out.clear()
@@ -105,11 +111,11 @@ class CoordinatorLink:
 
     def _enqueue(self, frame: _Frame) -> None:
         frame.sent += 1
-        self._out += frame.packed
+        self._out += frame.data
 
     def _drop(self, token: int) -> Pending:
         frame = self._frames.pop(token)
-        self._frames_bytes -= len(frame.packed)
+        self._frames_bytes -= len(frame.data)
         return frame.pending
 
     def forward(self, pending: Pending, frame: memoryview) -> int:
@@ -123,26 +129,23 @@ class CoordinatorLink:
         if self._frames_bytes + len(frame) > bytes_max:
             raise ProtocolFault("too much waits for the coordinator already")
         self._token += 1
-        packed = msgpack.packb((self._token, connection.origin, bytes(frame)))
-        forwarded = self._frames[self._token] = _Frame(pending, packed)
-        self._frames_bytes += len(packed)
+        data = packed(ForwardRequest(self._token, connection.origin, bytes(frame)))
+        forwarded = self._frames[self._token] = _Frame(pending, data)
+        self._frames_bytes += len(data)
         if self.sock is not None:
             self._enqueue(forwarded)
             self.flush()
         return self._token
 
-    def report(self, rows: Sequence[Any]) -> None:
+    def report(self, rows: list[UsageRow]) -> None:
         """Tell the other workers, through the coordinator, what clients have taken from their limits."""
         if self.sock is not None:
-            self._out += msgpack.packb([SNAPSHOT, rows])
+            self._out += packed(LimitsTaken(rows))
             self.flush()
 
     def abandon(self, token: int) -> None:
-        """Forget a frame whose reply nobody wants any more, and report that to the coordinator."""
+        """Forget a frame whose reply nobody wants any more; it is dropped when it comes."""
         self._drop(token)
-        if self.sock is not None:
-            self._out += msgpack.packb([token])
-            self.flush()
 
     def flush(self) -> None:
         """Send as much as the socket takes; a lost coordinator shows at the next receive."""
@@ -180,15 +183,17 @@ class CoordinatorLink:
         for reads in range(READS_MAX):
             if not data:  # nothing more; the end of the stream shows again at the next call
                 break
-            self._unpacker.feed(data)
+            self._reader.feed(data)
             more = len(data) == READ_BYTES and reads + 1 < READS_MAX
             data = self._read() if more else None
         replies = []
-        for token, reply in self._unpacker:
-            if token == SNAPSHOT:
-                self._on_snapshot(msgspec.convert(reply, SnapshotChange))
-            elif token in self._frames:
-                replies.append((self._drop(token), reply))
+        while (message := self._reader.take_message()) is not None:
+            match message:
+                case RequestAnswered(token, reply):
+                    if token in self._frames:
+                        replies.append((self._drop(token), reply))
+                case _:
+                    self._on_snapshot(message)
         return replies
 
 
@@ -324,14 +329,9 @@ class Forwarder:
         if reply is not None:
             self._connections.answer(pending, [reply])
         else:
-            connection.own(pending, partial(self._abandon, self._link.forward(pending, frame)))
+            connection.own(pending, partial(self._link.abandon, self._link.forward(pending, frame)))
             self._watch()
         return True
-
-    def _abandon(self, token: int) -> None:
-        """The connection of a frame has ended."""
-        self._link.abandon(token)
-        self._watch()
 
     def _answer(self, connection: WorkerConnection, frame: memoryview) -> bytes | None:
         """The reply from the snapshot, after reading its latest messages; None: the coordinator has to answer."""
@@ -350,7 +350,7 @@ class Forwarder:
         if self._link.sock is not None:
             self.on_event(0)
 
-    def report(self, rows: Sequence[Any]) -> None:
+    def report(self, rows: list[UsageRow]) -> None:
         """See :meth:`CoordinatorLink.report`."""
         self._link.report(rows)
         self._watch()

@@ -63,6 +63,7 @@ from ..messages import (
     TO_WORKER,
     ClientsCounted,
     CoordinatorStreamOpened,
+    DamageSuspected,
     FilesChanged,
     LimitReached,
     LimitsReached,
@@ -71,8 +72,8 @@ from ..messages import (
     PartitionTable,
     RangesDamaged,
     RefusalsReport,
+    SnapshotChange,
     Stop,
-    Suspect,
     TlsChanged,
     ToWorker,
     Unreceivable,
@@ -81,7 +82,7 @@ from ..messages import (
     WriterNeeded,
     WriterRetires,
 )
-from ..snapshot import SnapshotChange, WorkerSnapshot
+from ..snapshot import WorkerSnapshot
 from ..tls_files import TlsFiles
 from .acceptor import AcceptedConnection, Acceptor, ConnectionPlaces, Handshakes
 from .admission import Admission, Meters
@@ -164,7 +165,7 @@ class NetworkWorker:
         self._wait_lists = wait_lists = WaitLists(arguments.number, turn.is_over)
         self._partitions = partitions = KnownPartitions(
             *(arguments.data_dir, arguments.number, len(arena), epoll),
-            suspect=lambda key, start, stop: control.send(Suspect(key, start, stop)),
+            suspect=lambda key, start, stop: control.send(DamageSuspected(key, start, stop)),
         )
         self._acceptor = Acceptor(arguments.listeners, limits.connections_max, epoll, turn)
         self._handshakes = Handshakes(turn, epoll, arguments.config.tls, self._add)

@@ -100,7 +100,7 @@ class ChildEvents:
                 return
             case messages.RefusalsReport(counts):
                 self._refusals.count_refused(counts)
-            case messages.Suspect(partition, start, stop):
+            case messages.DamageSuspected(partition, start, stop):
                 self._inspection.suspect(partition, start, stop)
                 return
             case messages.InputStats():

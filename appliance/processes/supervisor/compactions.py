@@ -39,12 +39,12 @@ from ..control import Channel
 from ..messages import (
     TO_COMPACTOR,
     CompactLog,
+    DamageSuspected,
     FilesChanged,
     LogCompacted,
     SegmentCompacted,
     SegmentSwapped,
     Stop,
-    Suspect,
     SwapSegment,
 )
 from .actions import Actions
@@ -162,7 +162,7 @@ def compact_log(data_dir: Path, order: CompactLog, table_name: str, control: Cha
         if isinstance(error, CorruptLog | UnreadableLog):
             offset = offset_at(error.path, error.position)
             if offset is not None:
-                control.send(Suspect(order.partition, offset, offset + 1))
+                control.send(DamageSuspected(order.partition, offset, offset + 1))
         control.send(LogCompacted(order.partition, str(error), {}))
     except OSError as error:
         control.send(LogCompacted(order.partition, str(disk_fault(error, path)), {}))

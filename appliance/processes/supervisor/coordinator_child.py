@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,19 +85,7 @@ class CoordinatorChild:
             self.page, mapped = memory.create(self._instance, "counters", PAGE_BYTES)
             mapped.close()
 
-        def run(channel: Channel, heart: Heart) -> int:
-            with heart.working():
-                from .. import coordinator  # asyncio, kazoo and codecs of forwarded requests: 25 MB, needed only here
-
-            try:
-                coordinator.run(self._config, self._data_dir, self._instance, channel, heart, self.page)
-            except StorageFault as error:
-                logger.error("the coordinator cannot start: %s", error)
-                channel.send(CannotStart(str(error), error.remedy))
-                return error.exit_status
-            return 0
-
-        return Process(run, "coordinator")
+        return Process(partial(run_coordinator, self._config, self._data_dir, self._instance, self.page), "coordinator")
 
     def _on_started(self, _: str) -> None:
         """Tell it all that it would have been told."""
@@ -184,3 +173,17 @@ class CoordinatorChild:
         if self.awaits_zookeeper:
             logger.warning("ZooKeeper (%s) does not answer yet", self.zookeeper["connect"])
         self._waits = False
+
+
+def run_coordinator(config: Config, data_dir: Path, instance: str, page: str, channel: Channel, heart: Heart) -> int:
+    """Run the process, from fork to exit; return its exit status."""
+    with heart.working():
+        from .. import coordinator  # asyncio, kazoo and codecs of forwarded requests: 25 MB, needed only here
+
+    try:
+        coordinator.run(config, data_dir, instance, channel, heart, page)
+    except StorageFault as error:
+        logger.error("the coordinator cannot start: %s", error)
+        channel.send(CannotStart(str(error), error.remedy))
+        return error.exit_status
+    return 0

@@ -3,7 +3,7 @@
 Only what it has read itself is believed.  Reports name offsets of a partition::
 
     who                               has met                                 sends
-    network workers                   a segment or a range of it that they    ``Suspect`` to the supervisor
+    network workers                   a segment or a range of it that they    ``DamageSuspected``
                                       cannot read, or that is no batch
     the scrubber                      a wrong checksum                        the same
     ``log verify``, and others        one of these                            ``report_damage`` to the native

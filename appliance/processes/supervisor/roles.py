@@ -60,7 +60,7 @@ from typing import Generic, NamedTuple, TypeVar, assert_never
 from ...shared.heartbeats import Heart
 from ..child import become_child
 from ..control import Channel
-from ..messages import TO_INTERRUPTIBLE, ProcessMessage, Stop
+from ..messages import TO_STOPPABLE, ProcessMessage, Stop
 from .actions import Actions
 from .children import Children
 from .fork import Child, RoleName
@@ -109,7 +109,7 @@ def _end_when_stopped(channel: Channel) -> None:
     poll.register(channel.fileno(), select.POLLIN)
     while not channel.closed:  # else the supervisor is gone
         poll.poll()
-        for message, _ in channel.receive(TO_INTERRUPTIBLE):
+        for message, _ in channel.receive(TO_STOPPABLE):
             match message:
                 case Stop():
                     os._exit(0)

@@ -44,7 +44,7 @@ from ...shared.heartbeats import Heart
 from ...shared.table import SegmentTable, TableSnapshot
 from ...status import read_state
 from ..control import Channel
-from ..messages import TO_SCRUBBER, FilesChanged, Reload, ScrubSoon, Stop, Suspect, Unreceivable
+from ..messages import TO_SCRUBBER, DamageSuspected, FilesChanged, Reload, ScrubSoon, Stop, Unreceivable
 from ..writer.producers import load
 from .actions import Actions
 from .children import Children
@@ -293,7 +293,7 @@ class Scrubber:
 
         try:
             for damaged in scrub(directory, seen.bases, end, start, end, pace, on_batch):
-                self._control.send(Suspect(TopicPartition(topic, int(partition)), damaged.start, damaged.stop))
+                self._control.send(DamageSuspected(TopicPartition(topic, int(partition)), damaged.start, damaged.stop))
             check.finish()
             aborted.finish()
         except (StorageFault, OSError) as error:

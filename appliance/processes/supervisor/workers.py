@@ -22,8 +22,7 @@ from ...shared.heartbeats import Heart
 from ...shared.table import WORKERS_MAX
 from .. import network
 from ..control import Channel
-from ..messages import ClientsCounted, LimitReached, ToWorker, WorkerStats
-from ..snapshot import SnapshotChange
+from ..messages import ClientsCounted, LimitReached, SnapshotChange, ToWorker, WorkerStats
 from ..tls_files import TlsFiles
 from .actions import Actions
 from .children import LISTENERS, Children

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgpack
 import pytest
 
 from appliance import config as configs
@@ -27,7 +26,14 @@ from appliance.errors import (
     ZooKeeperAway,
 )
 from appliance.processes.coordinator.native_api import NativeApi
-from appliance.processes.messages import ConnectZooKeeper, WorkerStreamOpened
+from appliance.processes.message_stream import MessageReader, packed
+from appliance.processes.messages import (
+    FROM_COORDINATOR_STREAM,
+    ConnectZooKeeper,
+    ForwardRequest,
+    RequestAnswered,
+    WorkerStreamOpened,
+)
 from appliance.security.principals import Origin
 from appliance.wire import native
 from appliance.zookeeper import cluster_identity
@@ -170,7 +176,7 @@ def test_a_worker_that_asks_without_listening_is_not_read_any_more(alone: Rig) -
     frame = native.encode_frame([native.METADATA, 7, ["x" * 200] * 5])[4:]
     origin = Origin(Listener("native", PLAINTEXT, LISTENER), "p:1")
     token = 1 << 40  # no other request has it
-    message = msgpack.packb([token, origin, frame])
+    message = packed(ForwardRequest(token, origin, frame))
     whole, sent = message * 64, 0
     while writable(alone.stream, 0.3 if sent > 100 * len(message) else 60):  # 0.3: nobody reads any more
         sent += alone.stream.send(whole[sent % len(message) :])
@@ -179,10 +185,11 @@ def test_a_worker_that_asks_without_listening_is_not_read_any_more(alone: Rig) -
     rest = len(message) - sent % len(message)
     pushing = threading.Thread(target=alone.stream.sendall, args=(message[-rest:],))
     pushing.start()
-    unpacker, answered = msgpack.Unpacker(), 0
+    reader, answered = MessageReader(FROM_COORDINATOR_STREAM, 1 << 20), 0
     while answered < (sent + rest) // len(message):
-        unpacker.feed(alone.stream.recv(1 << 20))
-        answered += sum(answer == token for answer, _ in unpacker)
+        reader.feed(alone.stream.recv(1 << 20))
+        messages = iter(reader.take_message, None)
+        answered += sum(isinstance(message, RequestAnswered) and message.token == token for message in messages)
     pushing.join()
     alone.stream.setblocking(False)
     assert alone.metadata()["topics"] == []

@@ -6,9 +6,9 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
-import msgpack
-
 from appliance.addresses import PLAINTEXT, Listener
+from appliance.processes.message_stream import MessageReader, packed
+from appliance.processes.messages import TO_COORDINATOR_STREAM, ForwardRequest, RequestAnswered
 from appliance.processes.network.forwarder import CoordinatorLink
 from appliance.processes.network.worker_connection import ClientSession
 from appliance.security.principals import Origin
@@ -26,16 +26,17 @@ class Coordinators:
 
     def frames(self) -> list[bytes]:
         """What this one has been sent."""
-        unpacker = msgpack.Unpacker()
+        reader = MessageReader(TO_COORDINATOR_STREAM, 1 << 20)
         self.socket.setblocking(False)
         try:
             while True:
-                unpacker.feed(self.socket.recv(1 << 20))
+                reader.feed(self.socket.recv(1 << 20))
         except BlockingIOError:
-            return [message[2] for message in unpacker if len(message) > 1]
+            messages = iter(reader.take_message, None)
+            return [message.frame for message in messages if isinstance(message, ForwardRequest)]
 
     def answer(self, token: int) -> None:
-        self.socket.sendall(msgpack.packb([token, b"reply"]))
+        self.socket.sendall(packed(RequestAnswered(token, b"reply")))
 
     def die(self) -> None:
         self.socket.close()
