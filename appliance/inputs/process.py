@@ -24,7 +24,7 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from ..client import Admin
+from ..client import Admin, Producer
 from ..errors import ApplianceError, ConfigFault, StorageFault
 from ..input_settings import Files, Http, InputSettings, Journal, Syslog
 from ..processes.messages import TO_STOPPABLE, InputStats
@@ -47,7 +47,7 @@ DIRECTORY: Final = "inputs"
 
 def run(arguments: InputArguments) -> None:
     """Run the process until Stop comes or the supervisor is gone."""
-    asyncio.new_event_loop().run_until_complete(_InputProcess(arguments).run())
+    asyncio.new_event_loop().run_until_complete(_serve(arguments))
 
 
 def make_input(settings: InputSettings, machinery: Machinery) -> Input:
@@ -75,9 +75,21 @@ def store_path(data_dir: Path, member: str) -> Path:
     return data_dir / DIRECTORY / f"{member}.sqlite"
 
 
+async def _serve(arguments: InputArguments) -> None:
+    path = store_path(arguments.data_dir, arguments.member)
+    path.parent.mkdir(0o700, exist_ok=True)
+    with arguments.heart.working():  # an earlier process may have the store still
+        store = PositionStore(path)
+    with contextlib.closing(store):
+        with arguments.heart.working():
+            producer = make_producer(arguments.address, f"input-{arguments.member}")
+        await _InputProcess(arguments, store, producer).run()
+    os._exit(0)  # threads of the client may wait for an appliance that is gone
+
+
 class _InputProcess:
-    def __init__(self, arguments: InputArguments) -> None:
-        self._arguments = arguments
+    def __init__(self, arguments: InputArguments, store: PositionStore, producer: Producer) -> None:
+        self._arguments, self._store, self._producer = arguments, store, producer
         self._stopping = asyncio.Event()
         self._told: InputStats | None = None
         self._accounted: set[Path] = set()  # stores of processes that are no more
@@ -86,28 +98,20 @@ class _InputProcess:
         arguments = self._arguments
         asyncio.get_running_loop().add_reader(arguments.channel.fileno(), self._receive)
         beating = asyncio.create_task(arguments.heart.beat_in_loop())
-        path = store_path(arguments.data_dir, arguments.member)
-        path.parent.mkdir(0o700, exist_ok=True)
-        with arguments.heart.working():  # an earlier process may have the store still
-            store = PositionStore(path)
-        with contextlib.closing(store):
-            self._store = store
-            with arguments.heart.working():
-                self._producer = make_producer(arguments.address, f"input-{arguments.member}")
-                outlet = Outlet(self._producer, Admin(arguments.address))
-            ledger = self._ledger_of(store)
-            guard = Guard.of_config(arguments.config, arguments.data_dir)
-            machinery = Machinery(
-                *(arguments.name, arguments.config, store, outlet, ledger, arguments.sockets, guard, arguments.heart)
-            )
-            try:
-                await self._recover(ledger)
-                made = await self._make(machinery, ledger)
-                if made is not None:
-                    await self._take(made, ledger)
-            finally:
-                beating.cancel()
-        os._exit(0)  # threads of the client may wait for an appliance that is gone
+        with arguments.heart.working():
+            outlet = Outlet(self._producer, Admin(arguments.address))
+        ledger = self._ledger_of(self._store)
+        guard = Guard.of_config(arguments.config, arguments.data_dir)
+        machinery = Machinery(
+            arguments.name, arguments.config, self._store, outlet, ledger, arguments.sockets, guard, arguments.heart
+        )
+        try:
+            await self._recover(ledger)
+            made = await self._make(machinery, ledger)
+            if made is not None:
+                await self._take(made, ledger)
+        finally:
+            beating.cancel()
 
     def _ledger_of(self, store: PositionStore) -> Ledger:
         of = self._arguments

@@ -86,7 +86,9 @@ class Log:
         segments_max: int,
         system: System,
         point: RecoveryPoint,
+        boot: Boot,
     ) -> None:
+        """See :meth:`open`."""
         self.path = path
         self.settings = settings
         self.state = ONLINE
@@ -103,6 +105,8 @@ class Log:
         self._directory: File
         self._retired: list[int] = []  # bases of segments that readers may not read any more
         self._marked = False  # there is a clean-shutdown marker
+        with self._disk():
+            self._open(boot)
 
     @classmethod
     def open(
@@ -142,10 +146,7 @@ class Log:
                 sync_directory(path.parent, system)
         except OSError as error:
             raise disk_fault(error, path) from error
-        log = cls(path, settings, clock_ms, steady_ms or clock_ms, segments_max, system, point)
-        with log._disk():
-            log._open(boot or boot_id())
-        return log
+        return cls(path, settings, clock_ms, steady_ms or clock_ms, segments_max, system, point, boot or boot_id())
 
     def _open(self, boot: Boot) -> None:
         point = self._point

@@ -370,14 +370,14 @@ def recover(
             scanner.touched += (File(log_path(directory, base)), File(index_path(directory, base)))
     for number, base in enumerate(bases[first:], first):
         following_base = bases[number + 1] if number + 1 < len(bases) else None
-        if not scanner.segment(base, logs[base], following_base, records):
+        builder, whole = scanner.scan_segment(base, logs[base], following_base, records)
+        records = builder.records
+        if not whole:
             for later in bases[number + 1 :]:
                 system.rename(log_path(directory, later), truncated_path(directory, later, 0))
                 remove_file(index_path(directory, later), system)
             del bases[number + 1 :]
             break
-        records = scanner.builder.records
-    builder = scanner.builder
     if trusted is not None and builder.offset < trusted:
         path, end = str(log_path(directory, bases[-1])), builder.offset
         raise CorruptLog(path, end - bases[-1], f"the log ends at offset {end}, but was valid up to {trusted}")
@@ -491,13 +491,11 @@ class _Scanner:
         self._rewritten_from = rewritten_from
         self._interval_bytes = interval_bytes
         self.touched: list[File] = []
-        self.builder: Builder
-        """The index of the last segment."""
 
-    def segment(self, base: int, size: int, following: int | None, records: int) -> bool:
-        """Check the segment at ``base``.  Returns False when it was truncated: then no segment may follow."""
+    def scan_segment(self, base: int, size: int, following: int | None, records: int) -> tuple[Builder, bool]:
+        """Check the segment at ``base``; return its index, and False when it was truncated: then none may follow."""
         file = File(log_path(self._directory, base), os.O_RDWR, self._system)
-        builder = self.builder = Builder(read_index(self._directory, base), base, records, self._interval_bytes)
+        builder = Builder(read_index(self._directory, base), base, records, self._interval_bytes)
         torn: CorruptLog | None = None
         try:
             for position, header, data in scan(file, base, 0, size):
@@ -516,7 +514,7 @@ class _Scanner:
         whole = builder.offset > self._rewritten_from
         builder.store(index_path(self._directory, base), self._system, whole=whole)
         self.touched += (file, File(index_path(self._directory, base)))
-        return torn is None
+        return builder, torn is None
 
     def _truncate(self, file: File, base: int, size: int, torn: CorruptLog, more: bool) -> None:
         """Truncate a torn write.  Raises ``torn`` when it is damage instead."""

@@ -19,6 +19,7 @@ from appliance.shared.heartbeats import Heart
 
 from ..support.server import wait_for
 
+NOTHING: Any = None
 MINUTES = 3
 
 
@@ -68,7 +69,7 @@ def test_what_processes_have_left_that_are_no_more_is_read_once(
         note_ends = recover
 
     arguments = SimpleNamespace(name="net", member="net", settings=settings, data_dir=tmp_path)
-    process: Any = module._InputProcess(arguments)  # type: ignore[arg-type]
+    process: Any = module._InputProcess(cast(Any, arguments), NOTHING, NOTHING)
     process._ledger_of = Left
     for _ in range(3):
         asyncio.run(process._account_for_others())
@@ -96,8 +97,8 @@ def test_positions_are_committed_while_the_ledger_cannot_be_published(
         told += 1
 
     async def note() -> None:
-        process: Any = module._InputProcess(SimpleNamespace(name="disk"))  # type: ignore[arg-type]
-        process._store, process._account_for_others, process._tell = store, nothing, tell
+        process: Any = module._InputProcess(cast(Any, SimpleNamespace(name="disk")), store, NOTHING)
+        process._account_for_others, process._tell = nothing, tell
         ledger = Ledger()
         noting = asyncio.create_task(process._note(ledger))
         await asyncio.sleep(0)  # it has seen the first minute
@@ -130,7 +131,7 @@ def test_an_input_that_takes_long_to_be_made_does_not_hang(monkeypatch: pytest.M
     cells = [0, 0]
     arguments = cast(Any, SimpleNamespace(heart=Heart(cells, 0, 200), settings=None, name="x"))
     monkeypatch.setattr(module, "make_input", lambda *_: wait_for(lambda: cells[0] >= 3, "beats"))
-    asyncio.run(module._InputProcess(arguments)._make(cast(Any, None), cast(Any, None)))
+    asyncio.run(module._InputProcess(arguments, NOTHING, NOTHING)._make(cast(Any, None), cast(Any, None)))
     assert cells[0] >= 3
 
 
@@ -145,5 +146,5 @@ def test_an_input_that_waits_for_its_store_does_not_hang(tmp_path: Path, monkeyp
     arguments = SimpleNamespace(heart=Heart(cells, 0, 200), data_dir=tmp_path, member="x", channel=channel)
     monkeypatch.setattr(module, "PositionStore", Store)
     with channel, other, pytest.raises(InterruptedError):
-        asyncio.run(module._InputProcess(cast(Any, arguments)).run())
+        asyncio.run(module._serve(cast(Any, arguments)))
     assert cells[0] >= 3

@@ -36,13 +36,13 @@ from appliance.processes.control import Channel
 from appliance.processes.messages import TO_SUPERVISOR, PartitionTable, SecurityPublished, WorkerChannel, WriterChannel
 from appliance.processes.network import worker_connection
 from appliance.processes.network.worker import NetworkWorker
-from appliance.processes.writer.writer import Writer, WriterArguments
+from appliance.processes.writer.writer import Writer, WriterArguments, open_log
 from appliance.records.decode import decode_values
 from appliance.records.encode import encode_values
 from appliance.security.security_state import SecurityState, pack
 from appliance.shared import memory
 from appliance.shared.doorbell import MarkedDoorbell
-from appliance.shared.table import SEGMENTS_MAX, TABLE_BYTES
+from appliance.shared.table import SEGMENTS_MAX, TABLE_BYTES, SegmentTable
 from appliance.wire import native
 from appliance.wire.frames import split
 
@@ -160,8 +160,9 @@ class Bench:
             Log.open(arguments.path, arguments.topic_settings, lambda: 0).close()
 
         def make(control: Channel) -> Callable[[], None]:
-            writer = Writer(arguments, control)
-            writer.open()
+            table = SegmentTable(memoryview(memory.attach(arguments.table_name)).cast("Q"))
+            writer = Writer(arguments, control, table, open_log(arguments))
+            writer.publish()
             return lambda: writer.turn(0)
 
         self.processes[topic] = start(make, (self._doorbell.fd,))

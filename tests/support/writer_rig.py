@@ -15,7 +15,7 @@ from appliance.config import Config, TopicSettings
 from appliance.log import Log
 from appliance.processes.control import Channel
 from appliance.processes.messages import FROM_WRITER, Append, Appended, ToWriter, WorkerChannel
-from appliance.processes.writer.writer import Writer, WriterArguments
+from appliance.processes.writer.writer import Writer, WriterArguments, open_log
 from appliance.shared import memory
 from appliance.shared.doorbell import MarkedDoorbell
 from appliance.shared.table import TABLE_BYTES, SegmentTable
@@ -42,16 +42,15 @@ class Rig:
         self.supervisor, control = Channel.pair()
         self._control = control
         self.worker, self._theirs = Channel.pair()
-        self.writer = Writer(
-            WriterArguments(Config(), path, "t", 0, named, self._names[0], [MarkedDoorbell()]), control
-        )
+        arguments = WriterArguments(Config(), path, "t", 0, named, table_name, [MarkedDoorbell()])
+        self.writer = Writer(arguments, control, self.table, open_log(arguments))
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="writer")
         self._tokens = itertools.count(1)
         self._answers: dict[int, list[int]] = {}
 
     def __enter__(self) -> Rig:
-        self.writer.open()
+        self.writer.publish()
         self.supervisor.send(WorkerChannel(self._names[1]), (self._theirs.fileno(),))
         if self._serves:
             self._thread.start()

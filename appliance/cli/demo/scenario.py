@@ -85,6 +85,7 @@ class Demo:
         self._topics = sorted({source.topic for source in work.sources})
         self._ledger = DemoLedger()
         self._spools: dict[str, Spool] = {}
+        self._appliance: subprocess.Popen[bytes] | None = None
         self._consumers: dict[str, subprocess.Popen[bytes]] = {}
         self._first_read_s: dict[str, float] = {}
         self._display = Display(work.lines)
@@ -94,7 +95,7 @@ class Demo:
     def run(self) -> Results:
         begun = time.monotonic()
         with self._display:
-            self._start_appliance()
+            appliance = self._start_appliance()
             self._display.say(f"appliance serves at {self._bootstrap} after {time.monotonic() - begun:.1f} s")
             names = ", ".join(f"{topic} with {PARTITIONS} partitions" for topic in self._topics)
             self._display.say(f"topics {names}")
@@ -103,7 +104,7 @@ class Demo:
             for name in self._consumers:
                 self._end(name)
             tables = self._tables()
-            status = self._sandbox.stop(self._appliance)
+            status = self._sandbox.stop(appliance)
         return Results(
             plan=self._plan,
             topics=self._topics,
@@ -117,11 +118,12 @@ class Demo:
 
     # ---- the appliance
 
-    def _start_appliance(self) -> None:
+    def _start_appliance(self) -> subprocess.Popen[bytes]:
         sandbox = self._sandbox
         settings = ["native.listen=127.0.0.1:0", "kafka.listen=127.0.0.1:0"]
         words = [word for setting in settings for word in ("--set", setting)]
-        self._appliance = sandbox.spawn("appliance", "start", "--data", str(sandbox.data), *words, log="appliance")
+        appliance = sandbox.spawn("appliance", "start", "--data", str(sandbox.data), *words, log="appliance")
+        self._appliance = appliance
         self._display.say("starting an appliance with a ZooKeeper node")
         self._wait_until(lambda: "serving" in sandbox.output_of("appliance"), "the appliance to serve")
         listeners = dict(word.split("=", 1) for word in sandbox.output_of("appliance").split() if "=" in word)
@@ -133,6 +135,7 @@ class Demo:
             for topic in self._topics:
                 cluster.admin("create_topic", {"name": topic, "partitions": PARTITIONS})
             cluster.admin("create_topic", {"name": pipeline_step.AUDIT, "partitions": 1})
+        return appliance
 
     @contextmanager
     def _connected(self) -> Iterator[Cluster]:
@@ -263,7 +266,7 @@ class Demo:
             if count != progress:
                 last, progress = time.monotonic(), count
             for name, child in {"appliance": self._appliance, **self._consumers}.items():
-                if child.poll() is not None:
+                if child is not None and child.poll() is not None:
                     raise Unavailable(f"{name} ended (status {child.returncode}):\n{self._sandbox.log_end_of(name)}")
             if time.monotonic() - last > STALL_S:
                 raise RequestTimedOut(

@@ -246,8 +246,8 @@ class Meters:
 class Admission:
     """Decides which requests may start.
 
-    ``handlers``: what starts each kind of request, for all parts; ``recall`` takes back the connections that writers
-    serve.
+    ``handlers``: what starts each kind of request, which only this class changes; ``recall`` takes back the connections
+    that writers serve.
     """
 
     def __init__(
@@ -270,10 +270,18 @@ class Admission:
         self._waiting: dict[WorkerConnection, None] = {}
         """Connections with requests that wait for the first rules, or for who is locked."""
 
-    def guard(self, handlers: Mapping[type[Request], Starter]) -> None:
-        """Let these handlers start requests, each behind the questions that there are."""
-        self._guarded_handlers = handlers
-        self._handlers.update({kind: self._guarded(kind, handlers[kind]) for kind in handlers})
+    def fill_handlers(self, free: Mapping[type[Request], Starter], guarded: Mapping[type[Request], Starter]) -> None:
+        """Let requests start: ``guarded`` ones behind the questions that there are, ``free`` ones at once.
+
+        Called once, when the worker has made all its parts.
+        """
+        self._guarded_handlers = guarded
+        self._handlers.update(free)
+        self._guard()
+
+    def _guard(self) -> None:
+        """Let the questions that there are now stand before the handlers."""
+        self._handlers.update({kind: self._guarded(kind, start) for kind, start in self._guarded_handlers.items()})
 
     def _guarded(self, kind: type[Request], handler: Starter) -> Starter:
         if self._metered:
@@ -354,11 +362,11 @@ class Admission:
             self._quotas = state.quotas
             self._meters.take_quotas(state.quotas, self._connections.by_fd.values())
             self._metered = self._meters.active
-            self.guard(self._guarded_handlers)
+            self._guard()
             self._recall()
         if not self._has_rules:
             self._has_rules = True
-            self.guard(self._guarded_handlers)
+            self._guard()
             for connection in self._waiting:
                 connection.disown(self)
                 connection.session.held = False

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import select
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -101,20 +101,20 @@ class Connections:
         buffers: Buffers,
         limits: NetworkSection,
         cold_reads: ColdReads,
-        handlers: dict[type[Request], Starter],
+        handlers: Mapping[type[Request], Starter],
         throttle: Callable[[Pending, list[bytes | FileRange]], list[bytes | FileRange]],
         on_unreadable: Callable[[FileRange], None],
     ) -> None:
         """
         Args:
-            handlers: start each kind of request; the parts that do enter themselves before the first connection comes.
+            handlers: what starts each kind of request.  Who does needs the connections first, so the worker fills it
+                when it has made all its parts (:meth:`.Admission.fill_handlers`), before the first connection comes.
             throttle: meters a reply to a client with a limit (:meth:`.Meters.throttle`).
             on_unreadable: reports a part of a segment file that could not be sent.
         """
         self._turn, self._epoll, self._buffers, self._limits = turn, epoll, buffers, limits
         self._cold_reads, self._throttle, self._on_unreadable = cold_reads, throttle, on_unreadable
         self._handlers = handlers
-        handlers[Local] = self._answer_local
         self._requests_left = 0
         """How many more may start in this turn of the connection whose requests are started."""
         self.by_fd: dict[int, WorkerConnection] = {}
@@ -217,7 +217,7 @@ class Connections:
             self.touched[connection] = None
         return self._handlers[kind](connection, request, start, frame)
 
-    def _answer_local(self, connection: WorkerConnection, request: Local, start: int, frame: memoryview) -> bool:
+    def answer_local(self, connection: WorkerConnection, request: Local, start: int, frame: memoryview) -> bool:
         """Send a reply that the codec has made."""
         session = connection.session
         if not session.software and (software := shown(connection.codec.software(frame))):

@@ -34,7 +34,7 @@ import socket
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple, assert_never
+from typing import Final, NamedTuple, assert_never, get_args
 
 from ...addresses import Listener
 from ...clock import now_ms, wall_ms
@@ -54,7 +54,7 @@ from ...shared.doorbell import MarkedDoorbell
 from ...shared.heartbeats import Heart, alone
 from ...wire.bounds import WireLimits
 from ...wire.listener_codecs import codec_of
-from ...wire.requests import Fetch, Forwarded, Login, Offsets, Produce, Request
+from ...wire.requests import Fetch, Forwarded, Local, Login, Offsets, Produce, Request
 from ...wire.transport import PlainTransport, Transport
 from ..child import set_log_level
 from ..connection import Starter
@@ -199,8 +199,8 @@ class NetworkWorker:
             *(turn, connections, places, epoll, snapshot, self._forwarder.read_snapshot, self._revocations.refusal),
             arguments.config,
         )
-        handlers[Login] = self._logins.start
-        asked.guard(self._guarded_handlers())
+        self._fill_handlers(asked)
+        assert handlers.keys() == set(get_args(Request)), "each kind of request is started by somebody"
         self._control_fd = control.fileno()
         for fd in (self._control_fd, self._doorbell.fd, cold_reads.fd):
             epoll.register(fd, select.EPOLLIN)
@@ -214,14 +214,16 @@ class NetworkWorker:
         for message in arguments.tables:
             self._on_announcement(message, [])
 
-    def _guarded_handlers(self) -> dict[type[Request], Starter]:
-        """What starts the requests whose rights and quotas are asked before."""
-        return {
+    def _fill_handlers(self, admission: Admission) -> None:
+        """Say what starts each kind of request: here, and nowhere else."""
+        free: dict[type[Request], Starter] = {Local: self._connections.answer_local, Login: self._logins.start}
+        guarded: dict[type[Request], Starter] = {
             Produce: self._produce_requests.start,
             Fetch: self._fetches.start,
             Offsets: self._lookups.start,
             Forwarded: self._forwarder.start,
         }
+        admission.fill_handlers(free, guarded)
 
     # ---- the loop
 

@@ -209,6 +209,8 @@ class Unflushed:
     def __init__(
         self,
         table: SegmentTable,
+        log: Log,
+        producers: Producers,
         doorbells: Sequence[MarkedDoorbell],
         slot: int,
         heart: Heart,
@@ -217,7 +219,8 @@ class Unflushed:
         """``slot``: the partition's, of the workers' doorbells.  ``wake`` is called by the flusher's thread once
         ``fault`` is set.
         """
-        self._table, self._doorbells, self._slot, self._wake = table, doorbells, slot, wake
+        self._table, self._log, self._producers = table, log, producers
+        self._doorbells, self._slot, self._wake = doorbells, slot, wake
         self._flusher = Flusher(self._flushed, self._failed, heart)
         self.lock = self._flusher.lock
         """Guards the data of both threads: links to workers, the high watermark, the jobs of the flusher."""
@@ -232,10 +235,9 @@ class Unflushed:
         self._last_ns = HERE_NS_MAX + 1  # how long the last flush took
         self._looks_again = False  # whether a flush in the loop waits for what has arrived meanwhile
 
-    def open(self, log: Log, producers: Producers) -> None:
-        """Publish a log that has just been opened, all of which is flushed, and start the flusher."""
-        self._log, self._producers = log, producers
-        self._publish(log.end_offset, log.records)
+    def start(self) -> None:
+        """Publish the log, which has just been opened and is all flushed, and start the flusher."""
+        self._publish(self._log.end_offset, self._log.records)
         self._flusher.start()
 
     def close(self) -> None:

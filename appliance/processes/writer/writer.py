@@ -398,39 +398,61 @@ def run(arguments: WriterArguments, control: Channel) -> int:
     set_name(f"wr {arguments.topic}-{arguments.partition}")
     control.send(Forked(os.getpid()))
     try:
-        writer = Writer(arguments, control)
-    except FileNotFoundError:  # its table is gone: the topic has been deleted meanwhile
+        table = SegmentTable(memoryview(memory.attach(arguments.table_name)).cast("Q"))
+    except FileNotFoundError:  # the topic has been deleted meanwhile
         return 0
     try:
         try:
             with arguments.heart.working():
-                writer.open()
+                writer = Writer(arguments, control, table, open_log(arguments))
+                writer.publish()
         except (ApplianceError, OSError) as error:
             if not is_lack(error):
                 raise
-            writer.wait_for_room(error)
+            limit = limit_of(error)
+            if limit == DISK:
+                table.set_state(DISK_FULL)
+            control.send(Lacking(str(error), limit))  # the supervisor starts another writer later
             return Unavailable.exit_status
         writer.serve()
         with arguments.heart.working():
             writer.close()
     except StorageFault as error:
-        writer.go_offline(error)
+        logger.error("%s-%d is offline: %s", arguments.topic, arguments.partition, error)
+        table.set_state(OFFLINE)  # the log can still be read
+        control.send(Offline(str(error)))
         return error.exit_status
     return 0
+
+
+def open_log(arguments: WriterArguments) -> Log:
+    """Recover the log.
+
+    Raises:
+        StorageFault: it cannot be trusted.
+        DiskFull: there is no room for the little that opening writes.
+    """
+    settings = arguments.topic_settings
+    return Log.open(arguments.path, settings, wall_ms, SEGMENTS_MAX, may_make=False, steady_ms=now_ms)
 
 
 class Writer:
     """The loop of one writer."""
 
-    def __init__(self, arguments: WriterArguments, control: Channel) -> None:
+    def __init__(self, arguments: WriterArguments, control: Channel, table: SegmentTable, log: Log) -> None:
         self._arguments = arguments
         self._control, self._heart = control, arguments.heart
-        self._table = SegmentTable(memoryview(memory.attach(arguments.table_name)).cast("Q"))
+        self._table, self._log = table, log
+        self._producers = Producers(log, arguments.config.producers.ids_max)
+        self._transactions = OpenTransactions(arguments.config.producers.ids_max)
+        self._appender = Appender(log, self._producers, table, self._transactions)
         self._links: dict[int, WorkerLink] = {}
         self._epoll = select.epoll()
         self._alarm = Doorbell()
         slot = slot_of(arguments.topic, arguments.partition)
-        self._unflushed = Unflushed(self._table, arguments.doorbells, slot, arguments.heart, wake=self._alarm.ring)
+        self._unflushed = Unflushed(
+            table, log, self._producers, arguments.doorbells, slot, arguments.heart, self._alarm.ring
+        )
         self._handed_over = HandedOverConnections(
             TopicPartition(arguments.topic, arguments.partition),
             arguments.config,
@@ -449,26 +471,16 @@ class Writer:
 
     # ---- opening and closing
 
-    def open(self) -> None:
-        """Recover the log and publish it.
-
-        Raises:
-            StorageFault: it cannot be trusted.
-        """
-        arguments, table = self._arguments, self._table
-        settings = arguments.topic_settings
-        log = Log.open(arguments.path, settings, wall_ms, SEGMENTS_MAX, may_make=False, steady_ms=now_ms)
-        self._log = log
-        self._producers = Producers(log, arguments.config.producers.ids_max)
-        self._transactions = OpenTransactions(arguments.config.producers.ids_max)
-        self._appender = Appender(log, self._producers, table, self._transactions)
+    def publish(self) -> None:
+        """Let readers see the log, and workers send append requests."""
+        log, table = self._log, self._table
         table.publish(*log.summary)
         table.set_log_end_offset(log.end_offset)
         table.set_flush_messages(log.settings.flush_messages)
         table.set_state(ONLINE)
         self._epoll.register(self._control.fileno(), select.EPOLLIN)
         self._epoll.register(self._alarm.fd, select.EPOLLIN)
-        self._unflushed.open(log, self._producers)
+        self._unflushed.start()
         self._control.send(WriterOpened())
 
     def close(self) -> None:
@@ -479,19 +491,6 @@ class Writer:
         self._log.close(clean=True)
         self._table.set_state(ONLINE)  # nobody looks any more whether the disk is full
         self._control.send(LogClosed())
-
-    def go_offline(self, error: StorageFault) -> None:
-        """Set the partition offline and report the reason; the log can still be read."""
-        logger.error("%s-%d is offline: %s", self._arguments.topic, self._arguments.partition, error)
-        self._table.set_state(OFFLINE)
-        self._control.send(Offline(str(error)))
-
-    def wait_for_room(self, error: ApplianceError | OSError) -> None:
-        """Report which resource is lacking to open the log; the supervisor starts another writer later."""
-        limit = limit_of(error)
-        if limit == DISK:
-            self._table.set_state(DISK_FULL)
-        self._control.send(Lacking(str(error), limit))
 
     # ---- the loop: wait, take, write, answer
 

@@ -44,7 +44,7 @@ def test_requests_wait_for_the_first_state(kind: type[Request], authorizer: str)
         started.append(what)
         return True
 
-    admission.guard({kind: handler})
+    admission.fill_handlers({}, {kind: handler})
     connection = Connection()
     request = SimpleNamespace(parts=[], transactional_id=None, count=0)
     assert not handlers[kind](cast(Any, connection), cast(Any, request), 0, memoryview(b""))

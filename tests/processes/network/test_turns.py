@@ -13,6 +13,7 @@ import pytest
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.broker import plan
 from appliance.config import Config, NetworkSection
+from appliance.processes.connection import Starter
 from appliance.processes.network import turn as turns
 from appliance.processes.network.cold_reads import ColdReads
 from appliance.processes.network.connections import REQUESTS_PER_TURN, Connections
@@ -24,7 +25,7 @@ from appliance.processes.network.worker_connection import ClientSession, Pending
 from appliance.shared.counters import Counters
 from appliance.wire import native
 from appliance.wire.listener_codecs import codec_of
-from appliance.wire.requests import Fetch, Offsets, OffsetsPart
+from appliance.wire.requests import Fetch, Local, Offsets, OffsetsPart, Request
 from appliance.wire.transport import PlainTransport
 
 FETCH = native.encode_frame([native.FETCH, 1, 0, 1, 1, [["t", 0, 0, 1]]])
@@ -55,12 +56,14 @@ class Loop:
         self.buffers = Buffers(memoryview(bytearray(1 << 20)), 1 << 20)
         self.cold_reads = ColdReads(threads_max=0)
         none: Any = lambda *_: None  # noqa: E731
+        handlers: dict[type[Request], Starter] = {Fetch: self._fetch}
         self.connections = Connections(
             *(self.turn, self.epoll, self.buffers, NetworkSection(), self.cold_reads),
-            handlers={Fetch: self._fetch},
+            handlers=handlers,
             throttle=none,
             on_unreadable=none,
         )
+        handlers[Local] = self.connections.answer_local
         self.cost_ms: dict[WorkerConnection, float] = {}
         self.peers: list[socket.socket] = []
 
