@@ -184,3 +184,8 @@ def _parse_address(text: str) -> tuple[str, int]:
     except UnicodeError:
         raise ValueError(f"{host!r}: the labels of a name of a host must have 1 to 63 characters") from None
     return host, int(match[3])
+
+
+def host_of_peer(peer: Sequence[Any] | None) -> str:
+    """The address of the other side of a connection, without port and zone; "?" if it has gone already."""
+    return str(peer[0]).removeprefix(MAPPED).partition("%")[0] if peer else "?"

@@ -1,4 +1,4 @@
-"""Asks the appliance for the names of topics, groups, members, users and roles, to complete a word and to correct one.
+"""Completes a word by the names of topics, groups, members, users and roles that the appliance has.
 
 Completion reports no error: when the appliance does not answer within :data:`ANSWER_MS`, no names are offered.  Names
 with characters that a terminal or a shell would interpret are not offered either (:data:`OFFERED`).
@@ -6,16 +6,16 @@ with characters that a terminal or a shell would interpret are not offered eithe
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from ..config import TopicSettings
 from ..errors import ApplianceError
+from .known_names import members_of, names_of
 from .target import address
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 ANSWER_MS: Final = 1_000
 OFFERED: Final = re.compile(r"[\w.@%+:,/=-]{1,255}")
 NAMES_MAX: Final = 1_000
-_VERBS: Final = {"topics": "name", "groups": "group", "users": "name", "roles": "name", "transactions": "id"}
-"""Admin verb -> the field of its rows that has the name."""
 
 
 def complete_topics(context: typer.Context, incomplete: str) -> list[str]:
@@ -62,7 +60,7 @@ def complete_setting_names(incomplete: str) -> list[str]:
 
 
 def _live(context: typer.Context, verb: str, incomplete: str) -> list[str]:
-    return _offered(context, incomplete, lambda cluster: _names(cluster, verb))
+    return _offered(context, incomplete, lambda cluster: names_of(cluster, verb))
 
 
 def _offered(context: typer.Context, incomplete: str, ask: Callable[[Cluster], list[str]]) -> list[str]:
@@ -82,26 +80,3 @@ def _offered(context: typer.Context, incomplete: str, ask: Callable[[Cluster], l
     except (ApplianceError, OSError, typer.BadParameter):
         return []
     return [name for name in names if name.startswith(incomplete) and OFFERED.fullmatch(name)][:NAMES_MAX]
-
-
-def _names(cluster: Cluster, verb: str) -> list[str]:
-    if verb == "topics":  # the metadata cost less than a description
-        return sorted(cluster.refresh(None).topics)
-    rows: list[dict[str, Any]] = cluster.admin(verb, {})
-    return sorted(row[_VERBS[verb]] for row in rows)
-
-
-def members_of(cluster: Cluster, group: str) -> list[str]:
-    return sorted(row["id"] for row in cluster.admin("group", {"group": group})["members"])
-
-
-def did_you_mean(cluster: Cluster, verb: str, message: str) -> str:
-    """The name that is nearest to the one quoted in the message of an error; "" if none is near."""
-    quoted = re.search(r"'([^']+)'", message)
-    if quoted is None:
-        return ""
-    try:
-        near = difflib.get_close_matches(quoted[1], _names(cluster, verb), 1)
-    except ApplianceError:
-        return ""
-    return near[0] if near and near[0] != quoted[1] else ""

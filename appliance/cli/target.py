@@ -21,6 +21,7 @@ from ..config import KEYS, TopicSettings
 from ..errors import ApplianceError, BrokerAway, ProtocolFault, UnknownGroup, UnknownPartition, UnknownUser
 from ..owners import acting_as_owner
 from ..wire.sockets import LOCAL_SOCKET
+from .known_names import did_you_mean
 
 if TYPE_CHECKING:
     from ..client.cluster_client import Cluster
@@ -166,8 +167,6 @@ def cluster(data: Path | None, connect: str | None, *, timeout_ms: int | None = 
                 ) from None
         raise
     except (UnknownPartition, UnknownGroup, UnknownUser) as error:
-        from .live_names import did_you_mean
-
         near = did_you_mean(asked, _VERBS[type(error)], str(error))
         if not near:
             raise

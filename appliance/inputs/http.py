@@ -16,7 +16,7 @@ the body is wrong, and nothing of it was taken.  413: it never fits.  408, 429 a
 comes again may be in the log twice.
 
 Bounds: ``connections_max`` connections; when there is no place, the oldest that waits for its sender gives way, of the
-address that has most.  A head has HEADER_BYTES_MAX and comes within HEAD_MS_MAX; a connection has PIPELINE_MAX requests
+address that has most.  A head has HEAD_BYTES_MAX and comes within HEAD_MS_MAX; a connection has PIPELINE_MAX requests
 that wait for their turn.  A body comes with RATE_BYTES_MIN a second after BODY_S and has ``body_bytes_max``, packed and
 unpacked; all bodies in hand have BODIES_FACTOR times that, of which WORK_BYTES_MAX are parsed at a time
 (:mod:`.work_room`).  What is on its way to a topic stays counted, also when its sender was told to send it again.
@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
 
 from .. import extras
-from ..addresses import MAPPED, IpNetwork, parse_networks
+from ..addresses import IpNetwork, host_of_peer, parse_networks
 from ..errors import ApplianceError, BadValue, BufferFull, CorruptBatch, InvalidTopic, MessageTooLarge
 from ..input_settings import Http, secured_addresses
 from ..processes.tls_files import TlsFiles
@@ -69,19 +69,14 @@ if TYPE_CHECKING:
     from .http_connection import SenderConnection
 
 PACKAGES: Final = ("uvicorn", "httptools", "google.protobuf", "opentelemetry.proto")
-HEADER_BYTES_MAX: Final = 64 * 1024
-HEAD_MS_MAX: Final = 10_000
 UPLOAD_IDLE_MS_MAX: Final = 60_000
 """How long an upload of a journal, which has no end, may be silent."""
 KEEP_S: Final = 75
 """How long a connection may be idle between requests."""
-PIPELINE_MAX: Final = 16
 BODY_S: Final = 10.0
 RATE_BYTES_MIN: Final = 16 * 1024
 ANSWER_MS_MAX: Final = 30_000
 """How long a request waits until what it has sent is flushed: senders wait longer."""
-UNREAD_S: Final = 30.0
-"""How long a sender may leave an answer unread."""
 LINGER_S: Final = 2.0
 """How long the rest of a body is read and dropped after an early answer, which the sender would not see otherwise."""
 STOP_LINGER_S: Final = 0.3
@@ -559,11 +554,6 @@ def _request_of(scope: Any, headers: dict[bytes, bytes], message_bytes_max: int)
         dict(parse_qsl(scope["query_string"].decode("latin-1"), max_num_fields=None, errors="replace")),
         message_bytes_max,
     )
-
-
-def host_of_peer(client: Sequence[Any] | None) -> str:
-    """The address of a sender, without port and zone."""
-    return str(client[0]).removeprefix(MAPPED).partition("%")[0] if client else "?"
 
 
 def _greeting(method: str, path: str) -> HttpAnswer | None:

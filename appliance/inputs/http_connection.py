@@ -10,9 +10,15 @@ from typing import ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ..addresses import host_of_peer
 from ..wire.sockets import set_options
-from .http import HEAD_MS_MAX, HEADER_BYTES_MAX, PIPELINE_MAX, UNREAD_S, host_of_peer
 
+HEAD_BYTES_MAX: Final = 64 * 1024
+HEAD_MS_MAX: Final = 10_000
+PIPELINE_MAX: Final = 16
+"""Requests of a connection without an answer."""
+UNREAD_S: Final = 30.0
+"""How long a sender may leave an answer unread."""
 _silent = logging.getLogger(f"{__name__}.silent")
 _silent.setLevel(logging.ERROR)  # what is no HTTP is counted, and not worth a line each time
 
@@ -83,7 +89,7 @@ class SenderConnection(HttpToolsProtocol):
         if self._head_since is None and (self.cycle is None or self.cycle.response_complete):
             self._head_since = self.loop.time()
         super().data_received(data)
-        if self._quiet_bytes > HEADER_BYTES_MAX and not self.transport.is_closing():  # a head, or trailers, without end
+        if self._quiet_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():  # a head, or trailers, without end
             self.send_400_response("The head of the request is too large.")
 
     def on_message_begin(self) -> None:
