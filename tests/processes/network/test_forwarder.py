@@ -72,3 +72,19 @@ def test_a_frame_that_two_coordinators_have_died_of_is_not_sent_to_a_third() -> 
     coordinators.socket.close()
     assert link.sock is not None
     link.sock.close()
+
+
+def test_a_reply_that_nobody_wants_any_more_is_dropped() -> None:
+    coordinators = Coordinators()
+    link = coordinators.link
+    coordinators.start()
+    gone, there = request(), request()
+    token = link.forward(gone, memoryview(b"gone"))
+    link.forward(there, memoryview(b"there"))
+    link.abandon(token)
+    for answered in (token, token + 1):
+        coordinators.answer(answered)
+    assert link.receive() == [(there, b"reply")] and link._frames_bytes == 0
+    coordinators.socket.close()
+    assert link.sock is not None
+    link.sock.close()
