@@ -6,12 +6,14 @@ import logging
 import re
 import select
 import signal
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
 from appliance.machine_limits import DISK
 from appliance.names import TopicPartition
+from appliance.processes import supervisor
 from appliance.processes.control import Channel
 from appliance.processes.messages import (
     GivenBack,
@@ -93,9 +95,20 @@ def test_an_unknown_role_is_a_bug_that_is_named() -> None:
         Rig().events.handle(Child(stoker, "", 1, -1, channel, 0), ChildEnd(0))
 
 
+NAMES: set[str] = {name for part in get_args(RoleName) for name in (get_args(part) or [part])}
+
+
 def test_every_role_has_a_row_in_the_table_of_what_its_death_leaves() -> None:
-    names = {name for part in get_args(RoleName) for name in (get_args(part) or [part])}
-    assert set(get_args(SideRole)) < names
+    assert set(get_args(SideRole)) < NAMES
     rows = roles.__doc__ or ""
     table = rows[rows.index("    role  ") :].partition("\n\n")[0]
-    assert set(re.findall(r"^    ([a-z]+)", table, re.MULTILINE)) - {"role"} == names
+    assert set(re.findall(r"^    ([a-z]+)", table, re.MULTILINE)) - {"role"} == NAMES
+
+
+def test_every_role_has_its_place_in_an_ordered_stop() -> None:
+    page = (Path(supervisor.__file__).parents[2] / "README.md").read_text()
+    rows = re.findall(r"^\| (?:\d/\d|all of it) \| ([^|]*) \|", page, re.MULTILINE)
+    stopped = [word.removesuffix("s") for row in rows for word in re.findall(r"[a-z]+", row)]
+    assert sorted(word for word in stopped if word in {name.removesuffix("s") for name in NAMES}) == sorted(
+        name.removesuffix("s") for name in NAMES
+    )
