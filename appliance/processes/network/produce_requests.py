@@ -11,6 +11,10 @@ that produces to a thousand idle partitions delays others by the start of a few 
 While half of the arena is taken, a request waits (``stalled``) if the partition's writer uses its share of the arena,
 or has still to come while half of the arena waits for such writers already.
 
+A writer holds what it has in hand until its next flush, which a topic may delay for long.  So while somebody waits for
+memory, whatever a writer is sent is to be flushed at once: it is asked for that behind the append requests, never
+before them, when there would be nothing to flush.
+
 When a writer dies, what it has not answered may be in the log or not, and its successor may get what the same clients
 have sent behind it.  An idempotent producer is promised that nothing overtakes and nothing is doubled.  So its
 connection ends, as all those to a leader that dies do in Kafka, and it sends everything again, in order.  Other clients
@@ -166,7 +170,7 @@ class ProduceRequests:
                 continue
             if partition.link.is_full:
                 self._stall(connection, partition.link)
-                partition.link.ask_for_room()
+                self.to_send[partition] = None
                 return False
             if self._may_not_wait(partition):
                 self._stall(connection, partition.link)
@@ -240,9 +244,12 @@ class ProduceRequests:
 
     def send_all(self) -> None:
         """Send the append requests of this turn; ask for the writers that are missing."""
+        starves = bool(self._connections.starved.waiting)
         for partition in self.to_send:
             link = partition.link
             link.send()
+            if starves or link.waits_for_room:
+                link.ask_for_room()
             self._note_waiting(partition)
             if link.waiting and not link.retiring:
                 self._needs.ask_for_writer(partition, link.waiting[0].targets[0][0])

@@ -99,6 +99,25 @@ def test_unfinished_requests_that_do_not_go_on_are_closed_for_starved_connection
         assert all(one.hung_up() for one in slow if one.sock in closed)
 
 
+def test_no_producer_waits_for_memory_until_the_time_of_a_flush(make_appliance: Callable[..., Server]) -> None:
+    """Goal: whoever waits for memory waits for one flush, not for ``flush.ms``.
+
+    Method: two partitions that are flushed every hour, and more large requests at once than the arena holds.  Two of
+    each partition may stay unanswered at the end, since nobody waits for their memory any more.
+    """
+    server = make_appliance(**SMALL)
+    with many(server, 12) as producers:
+        producers[0].create("t", 2, flush_messages=1_000_000, flush_ms=3_600_000)
+        for number, one in enumerate(producers):
+            one.send([native.PRODUCE, number, "t", number % 2, -1, 10_000], LARGE)
+        waiting = {one.sock: one for one in producers}
+        while len(waiting) > 4:
+            answered = select.select(list(waiting), [], [], 30)[0]
+            assert answered, f"{len(waiting)} of {len(producers)} are not answered"
+            for sock in answered:
+                assert waiting.pop(sock).receive()[0][1] == 0
+
+
 def test_a_writer_that_stands_still_stops_nobody_but_its_own(make_appliance: Callable[..., Server]) -> None:
     """Its producers fill a quarter of the arena and are not read any more; those of another topic go on."""
     server = make_appliance(**SMALL)

@@ -19,7 +19,7 @@ from appliance.errors import WriterGone
 from appliance.partition_states import ONLINE
 from appliance.processes.control import Channel
 from appliance.processes.handoff import BUFFER_BYTES_MIN, PIECE_BYTES
-from appliance.processes.messages import FROM_WORKER, Append, Appended, AppendRow, Handoff, Recall
+from appliance.processes.messages import FROM_WORKER, Append, Appended, AppendRow, FlushNow, Handoff, Recall
 from appliance.processes.network.acceptor import ConnectionPlaces
 from appliance.processes.network.cold_reads import ColdReads
 from appliance.processes.network.connections import Connections
@@ -170,6 +170,34 @@ def test_who_waits_for_a_writer_goes_on_when_it_answers(rig: Rig) -> None:
     answered: Any = SimpleNamespace(link=rig.link)
     rig.produce_requests._fail(answered, [], cast(Any, None))
     assert not rig.link.waits_for_room and rig.connections.resumed
+
+
+def kinds_sent(rig: Rig) -> list[type]:
+    """Of the messages that the writer has been sent, in their order."""
+    return [type(message) for message, _ in rig.writer.receive(FROM_WORKER)]
+
+
+@pytest.mark.parametrize("waits_for", ["room at the writer", "room in the arena"])
+def test_a_writer_is_asked_to_flush_behind_what_others_wait_for(waits_for: str) -> None:
+    """Before it there would be nothing to flush, and a topic may delay its next flush for long."""
+    rig = Rig(in_hand_bytes_max=1)
+    rig.join_writer()
+    first, second = connections_at(rig, 2)
+    if waits_for == "room in the arena":
+        rig.connections.starved.add(rig.connection())
+    assert rig.produce(first)
+    if waits_for == "room at the writer":
+        assert not rig.produce(second)
+    rig.end_turn()
+    assert kinds_sent(rig) == [Append, FlushNow]
+    rig.close()
+
+
+def test_a_writer_is_not_asked_to_flush_while_nobody_waits(joined: Rig) -> None:
+    (connection,) = connections_at(joined, 1)
+    assert joined.produce(connection)
+    joined.end_turn()
+    assert kinds_sent(joined) == [Append]
 
 
 def test_a_session_that_is_over_is_gated_as_soon_as_its_connection_comes_back(rig: Rig) -> None:
