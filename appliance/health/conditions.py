@@ -53,7 +53,8 @@ BUSY: Final = 0.9
 """The share of a core from which on a process is busy."""
 SPINS: Final = 0.5
 """The share of a core that a process which serves no messages does not need."""
-ARENA_FULL: Final = 0.9
+MEMORY_WAIT_S: Final = 1
+"""Who waits for memory so long waits for more than one flush."""
 SHM_FREE_MIN: Final = 1 << 20
 """Less room than this in /dev/shm counts as none: it is what a topic of 64 partitions takes."""
 CONNECTIONS: Final = 500
@@ -516,17 +517,18 @@ SLOW_FLUSHES = Condition(
     symptom="producers with acks=all are slow",
     seen="Prometheus: the slowest of 100 flushes take more than a second for 10 minutes",
 )
-ARENA_NEARLY_FULL = Condition(
-    *("ArenaFull", WARNING, "a-bad-day"),
-    "`appliance config set network.arena_bytes TWICE --config FILE` and restart; or look who floods:"
-    " `appliance clients ADDRESS` says who sends most",
+MEMORY_AWAITED = Condition(
+    *("ClientsWaitForMemory", WARNING, "a-bad-day"),
+    "see why a writer stands still, if one does; else `appliance config set network.arena_bytes TWICE --config FILE`"
+    " and restart; or look who floods: `appliance clients ADDRESS` says who sends most",
     rule=AlertRule(
-        f"appliance_arena_used_bytes / appliance_arena_bytes > {ARENA_FULL}",
+        f"appliance_memory_wait_seconds > {MEMORY_WAIT_S}",
         "5m",
-        "worker {{ $labels.worker }} of {{ $labels.instance }} has hardly room for requests: producers wait",
+        "clients of worker {{ $labels.worker }} of {{ $labels.instance }} wait for memory, one of them for"
+        " {{ $value | humanizeDuration }}",
     ),
     symptom="producers wait",
-    seen="what the workers count",
+    seen=f"what the workers count: a connection that waits for memory for more than {MEMORY_WAIT_S} s",
 )
 INPUT_WAITS = Condition(
     *("InputWaits", WARNING, "inputs", "mend what the reason names; it is tried again by itself"),
@@ -552,5 +554,5 @@ CONDITIONS: Final = (
     *(CLIENTS_REFUSED, FLOOD, GROUP_LAGS, GROUP_LOST, GROUPS_UNKNOWN, TRANSACTION_LATE, TRANSACTION_HANGS),
     *(INPUT_WAITS, INSECURE, WITHOUT_RULES),
     *(CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRES, CERTIFICATE_UNUSABLE, CLOCK_FREE, ALERTS_UNDELIVERED),
-    *(REQUEST_ERRORS, SLOW_FLUSHES, ARENA_NEARLY_FULL),
+    *(REQUEST_ERRORS, SLOW_FLUSHES, MEMORY_AWAITED),
 )

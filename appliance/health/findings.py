@@ -100,7 +100,7 @@ class Seen(NamedTuple):
     was.  ``at``: the options that commands about this appliance need, such as --data.  ``host``, ``rates``, ``groups``:
     None where they are not known.
     ``peers``: number of connections by address.  ``largest``: the topic that has most, its bytes and its partitions.
-    ``arenas``: used and total bytes by worker.
+    ``workers``: the gauges of each network worker, by name (``shared/counters.py``).
     """
 
     state: Mapping[str, Any] | None
@@ -112,7 +112,7 @@ class Seen(NamedTuple):
     groups: GroupsSeen | None = None
     peers: Mapping[str, int] = {}
     largest: tuple[str, int, int] | None = None
-    arenas: Mapping[str, tuple[int, int]] = {}
+    workers: Mapping[str, Mapping[str, int]] = {}
     ended: Mapping[str, Any] = {}
 
     def command(self, *words: object) -> str:
@@ -677,25 +677,51 @@ def _floods(seen: Seen) -> Iterator[Finding]:
             yield _finding(conditions.FLOOD, f"{address} floods the listeners", why, todo)
 
 
-def _arenas(seen: Seen) -> Iterator[Finding]:
-    for worker, (used, most) in seen.arenas.items():
-        if used > conditions.ARENA_FULL * most:
-            why = f"{size(used)} of {size(most)} are used: producers wait"
-            todo = "; or ".join([*_larger_arenas(seen, most), *_fewer_clients(seen)])
-            yield _finding(conditions.ARENA_NEARLY_FULL, f"worker {worker} has hardly room for requests", why, todo)
+def _memory(seen: Seen) -> Iterator[Finding]:
+    """Connections that wait for memory, whatever share of it is taken: that of unfinished requests gives way."""
+    findings = []
+    for worker, row in seen.workers.items():
+        if row["memory_wait_ms"] <= conditions.MEMORY_WAIT_S * 1_000:
+            continue
+        at_writers = row["starved"] + row["stalled"]
+        count = at_writers + row["parked"]
+        arena_bytes, in_hand_bytes = row["arena_bytes"], min(row["in_hand_bytes"], row["arena_used_bytes"])
+        why = (
+            f"the longest for {duration(row['memory_wait_ms'] / 1000)}: writers have {size(in_hand_bytes)} of"
+            f" {size(arena_bytes)} in hand, unfinished requests {size(row['reserved_bytes'])} beside it"
+        )
+        enough = _whole_mib(2 * (row["arena_used_bytes"] + row["wanted_bytes"]))  # up to half of it nobody waits
+        larger = min(max(2 * arena_bytes, enough), ARENA_BYTES_MAX)
+        todo = [*(_still_writers(seen) if at_writers else ()), *_larger_arenas(seen, larger, arena_bytes)]
+        what = f"{count:,} connections of worker {worker} wait for memory"
+        findings.append(_finding(conditions.MEMORY_AWAITED, what, why, "; or ".join([*todo, *_fewer_clients(seen)])))
+    yield from _bounded(findings, "workers have connections that wait for memory")
 
 
-def _larger_arenas(seen: Seen, arena_bytes: int) -> Iterator[str]:
-    """Twice the room, where the configuration allows it; first of all in /dev/shm, if that has too little."""
-    larger = min(2 * arena_bytes, ARENA_BYTES_MAX)
-    if larger == arena_bytes:
+def _still_writers(seen: Seen) -> Iterator[str]:
+    """What to do first, where a writer stands still: it gives no memory back."""
+    assert seen.state is not None
+    pids = [row["pid"] for row in seen.state["processes"] if row["role"] == "writer"]
+    if stopped := [pid for pid in pids if _process_state(seen, pid) in STANDS_STILL]:
+        yield f"`kill -CONT {' '.join(map(str, stopped[:LISTED_MAX]))}`: writers that stand still keep memory"
+    elif any(_process_state(seen, pid) == "D" for pid in pids):
+        yield "`iostat -x 1`: a writer waits for its disk, and keeps memory"
+
+
+def _whole_mib(count: int) -> int:
+    return -(-count // MIB) * MIB
+
+
+def _larger_arenas(seen: Seen, larger: int, arena_bytes: int) -> Iterator[str]:
+    """So much room, where the configuration allows it; first of all in /dev/shm, if that has too little."""
+    if larger <= arena_bytes:
         return
     set_it = seen.command("config", "set", "network.arena_bytes", larger, "--config", "FILE")
-    more, first = (larger - arena_bytes) * len(seen.arenas), ""
+    more, first = (larger - arena_bytes) * len(seen.workers), ""
     if seen.host is not None and seen.host.shm.size and seen.host.shm.free < more + conditions.SHM_FREE_MIN:
         shm = seen.host.shm
-        first = f"`mount -o remount,size={-(-(shm.size + more + conditions.SHM_FREE_MIN) // MIB)}m /dev/shm`, then "
-    yield f"{first}{set_it} and restart: requests have twice the room, for {size(more)} more of /dev/shm"
+        first = f"`mount -o remount,size={_whole_mib(shm.size + more + conditions.SHM_FREE_MIN) // MIB}m /dev/shm`, then "
+    yield f"{first}{set_it} and restart: requests have {size(larger)} of room, for {size(more)} more of /dev/shm"
 
 
 def _fewer_clients(seen: Seen) -> Iterator[str]:
@@ -792,7 +818,7 @@ RULES: Final[tuple[FindingRule, ...]] = (
         _processes,
         _deaths,
     ),
-    *(_refusals, _floods, _arenas, _groups, _lost, _insecure, _certificates, _clock, _undelivered),
+    *(_refusals, _floods, _memory, _groups, _lost, _insecure, _certificates, _clock, _undelivered),
 )
 
 

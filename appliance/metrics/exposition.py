@@ -211,10 +211,16 @@ class Snapshot(Collector):
             for worker, row in gauges
             for state, name in (("open", "connections"), *((name, name) for name in _CONNECTION_STATES))
         ]
-        about = "open: served by the worker; muted and starved are of these; handed_over: served by writers."
+        about = (
+            "open: served by the worker; of these, muted wait for quotas, and starved, parked and stalled for memory;"
+            " handed_over: served by writers."
+        )
         yield _gauge("connections", about, ["worker", "state"], rows)
         for name, about in _WORKER_GAUGES.items():
             yield _gauge(name, about, ["worker"], [([worker], row[name]) for worker, row in gauges])
+        waits: Samples = [([worker], row["memory_wait_ms"] / 1000) for worker, row in gauges]
+        about = "For how long the connection that waits longest for memory has; 0: none waits."
+        yield _gauge("memory_wait_seconds", about, ["worker"], waits)
         about = "Connections refused for lack of room."
         yield _counter("connections_refused", about, ["worker"], [([worker], row["refused"]) for worker, row in gauges])
 
@@ -267,13 +273,16 @@ _TOPIC_GAUGES: Final = {
     "log_bytes": "Bytes of the logs on the disk.",
     "unflushed_bytes": "Bytes that consumers cannot read yet, since they are not flushed.",
 }
-_CONNECTION_STATES: Final = ("handed_over", "handshakes", "muted", "starved")
+_CONNECTION_STATES: Final = ("handed_over", "handshakes", "muted", "starved", "parked", "stalled")
 _WORKER_GAUGES: Final = {
     "fetches_waiting": "Fetches that wait for messages, at each of their partitions.",
     "appends_waiting": "Partitions with produce requests that wait for a writer.",
-    "arena_used_bytes": "Memory for received bytes that is taken.",
+    "arena_used_bytes": "Memory for received bytes that is taken; that of unfinished requests can be had back.",
+    "in_hand_bytes": "Memory for received bytes that writers have not answered for.",
     "arena_bytes": "Memory for received bytes.",
     "private_bytes": "Memory for unfinished requests beside the arena.",
+    "reserved_bytes": "Memory beside the arena that unfinished requests have, or may take.",
+    "wanted_bytes": "What the connections that wait for memory need.",
 }
 _LAG_GAUGES: Final = {
     "messages": "Messages behind the end, of all partitions here.",

@@ -125,14 +125,14 @@ def seen(
     elif full_s is not None:
         rates = Rates(full_s=full_s)
     readings = now.readings
-    arenas = {name: (row["arena_used_bytes"], row["arena_bytes"]) for name, row in readings.gauges.items()}
     sizes: dict[str, tuple[int, int]] = {}
     for key, row in readings.partitions.items():
         total, count = sizes.get(key.topic, (0, 0))
         sizes[key.topic] = total + max(0, row.log_end - row.base), count + 1
     largest = max(((topic, *size) for topic, size in sizes.items()), key=lambda topic_size: topic_size[1], default=None)
     return Seen(
-        *(readings.state, readings.not_online, now_s, at, now.host, rates, groups, now.peers, largest, arenas),
+        *(readings.state, readings.not_online, now_s, at, now.host, rates, groups, now.peers, largest),
+        workers=readings.gauges,
         ended=now.ended,
     )
 

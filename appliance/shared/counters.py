@@ -59,11 +59,16 @@ SUM_NS, ERRORS, UNANSWERED = BUCKETS, BUCKETS + 1, BUCKETS + 2
 ROW_CELLS: Final = 24
 
 GAUGE_NAMES: Final = (
-    "connections", "handed_over", "handshakes", "muted", "starved", "fetches_waiting",
-    "appends_waiting", "arena_used_bytes", "arena_bytes", "private_bytes", "refused",
+    "connections", "handed_over", "handshakes", "muted",
+    "starved", "parked", "stalled", "memory_wait_ms", "wanted_bytes",
+    "fetches_waiting", "appends_waiting",
+    "arena_used_bytes", "in_hand_bytes", "arena_bytes", "private_bytes", "reserved_bytes", "refused",
 )  # fmt: skip
-"""connections: open, handed_over and handshakes beside them; muted, starved: of these, by quotas or for lack of memory;
-fetches_waiting: for messages; appends_waiting: partitions that wait for a writer; refused: connections, in all."""
+"""connections: open, handed_over and handshakes beside them; muted: of these, by quotas; starved, parked, stalled: of
+these, for lack of memory (processes/network/memory_waits.py), memory_wait_ms: how long the one that waits longest does,
+wanted_bytes: what all of them need; fetches_waiting: for messages; appends_waiting: partitions that wait for a writer;
+in_hand_bytes: of the arena, those that writers have not answered for; reserved_bytes: what unfinished requests have, or
+may take, beside the arena; refused: connections, in all."""
 GAUGES, TRAFFIC, REQUESTS = 1, 32, 64
 assert GAUGES + len(GAUGE_NAMES) <= TRAFFIC and TRAFFIC + 2 * len(LISTENERS) <= REQUESTS
 CELL_COUNT: Final = REQUESTS + len(LISTENERS) * API_COUNT * ROW_CELLS

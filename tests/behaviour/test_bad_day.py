@@ -32,10 +32,13 @@ from appliance.client import Producer
 from appliance.health import bad_days
 from appliance.health.conditions import CONDITIONS, CONNECTIONS, DIES_AGAIN, LAG_MESSAGES
 from appliance.log.files import COMPACTED_SUFFIX, log_path
+from appliance.records.encode import encode_values
+from appliance.wire import native
 
 from ..cli.test_statuses import alone
 from ..support.certificates import make_certificates, sign_again
 from ..support.command_line import Said, run, succeeding
+from ..support.native_peer import Peer
 from ..support.remedies import carry_out, commands_in, fault_of
 from ..support.server import Server, runs, stopped, wait_for
 from ..support.small_machine import SmallMachine, fill, small_machine
@@ -604,48 +607,108 @@ def test_a_login_without_access_rules_is_named_until_there_are_some(
     succeeding(*words, *at(server))
 
 
-BEGUN = b"\x00\x04\x93\xe0\x00\x00\x00\x07" + bytes(1_000)
-"""The beginning of a produce request of 300,000 bytes, for which a worker keeps room ahead: three take 15 blocks."""
+SMALL_ARENA = (
+    *("network.arena_bytes = 1048576", "network.frame_bytes_max = 524288", "network.frame_ms_max = 3600000"),
+    *("topics.max.message.bytes = 400000", "liveness.timeout_ms = 600000"),
+)
+"""The smallest arena, of 16 blocks; who has sent a tenth of a request is in time for minutes, and nothing is killed."""
+BEGUN = b"\x00\x04\x93\xe0\x00\x00\x00\x07" + bytes(10_000)
+"""The beginning of a produce request of 300,000 bytes, for which a worker keeps room ahead."""
 
 
-def test_a_full_arena_is_named_until_the_client_is_gone_or_it_is_enlarged(
-    make_appliance: Callable[..., Server], tmp_path: Path
-) -> None:
-    """Method: the smallest arena, of 16 blocks, and five clients that each send a part of a request.
-
-    An extent is twice as large as a request where there is room, so the remedy is carried out twice.
-    """
+@pytest.fixture
+def with_small_arena(make_appliance: Callable[..., Server], tmp_path: Path) -> tuple[Server, Path]:
+    """An appliance with little memory for requests, and its configuration file."""
     config = tmp_path / "appliance.toml"
-    small = ("network.arena_bytes = 1048576", "network.frame_bytes_max = 524288", "topics.max.message.bytes = 400000")
-    config.write_text("\n".join(small))
-    server = make_appliance(config_file=config, **{"metrics.listen": "127.0.0.1:0", "network.workers": 1})
-    for arena_mib in (1, 2):
-        with ExitStack() as clients:
-            connect_often(server, clients, 5, BEGUN)
-            row = wait_for(lambda: found(server, "ArenaFull"), "the full arena to be found")
-            assert f"of {arena_mib}.0 MiB are used" in row["why"], row
-            assert f"for {arena_mib}.0 MiB more of /dev/shm" in row["todo"], row
-            assert "connections are from 127.0.0.1" in row["todo"], row
-            wait_for(lambda: arena_used(server) > 0.9, "the metrics to say so")
-            enlarge, shown = commands_in(row["todo"])
-            if arena_mib == 1:
-                wait_for(lambda words=shown: clients_of_kafka(words) == 5, "the clients to be shown")
-        wait_for(lambda: found(server, "ArenaFull") is None, "the end of it, once they are gone")
-        carry_out([str(config) if word == "FILE" else word for word in enlarge])
-        server.stop()
-        server.start()
+    config.write_text("\n".join(SMALL_ARENA))
+    return make_appliance(config_file=config, **{"metrics.listen": "127.0.0.1:0", "network.workers": 1}), config
+
+
+class Uploads:
+    """Clients that send a request slowly: some more of it with each look."""
+
+    def __init__(self, server: Server, clients: ExitStack) -> None:
+        self._server, self._clients = server, clients
+        self._sockets: list[socket.socket] = []
+
+    def begin(self, count: int) -> None:
+        address = parse_addresses(self._server.kafka)[0]
+        for _ in range(count):
+            self._sockets.append(self._clients.enter_context(socket.create_connection(address, 10)))
+            self._sockets[-1].sendall(BEGUN)
+
+    def go_on(self) -> None:
+        for sock in self._sockets:
+            sock.sendall(bytes(2_000))
+
+    def named(self) -> Row | None:
+        self.go_on()
+        return found(self._server, "ClientsWaitForMemory")
+
+
+def test_who_waits_for_memory_is_named_until_there_is_enough(with_small_arena: tuple[Server, Path]) -> None:
+    """A full arena alone is no reason: unfinished requests give way.  Those that lack room beside it, too, wait."""
+    server, config = with_small_arena
     with ExitStack() as clients:
-        connect_often(server, clients, 5, BEGUN)
-        wait_for(lambda: arena_used(server) > 0.7, "all to be served")
-        assert found(server, "ArenaFull") is None and arena_used(server) < 0.9
+        uploads = Uploads(server, clients)
+        uploads.begin(5)
+        wait_for(lambda: of_worker(server, "arena_used_bytes") > 0.9 * (1 << 20), "the arena to be full")
+        assert uploads.named() is None and of_worker(server, "memory_wait_seconds") == 0
+        uploads.begin(11)
+        row = wait_for(uploads.named, "those that wait to be found")
+        assert re.match(r"[1-9]\d* connections of worker 0 wait for memory", row["what"]), row
+        assert "unfinished requests 1." in row["why"], row
+        assert of_worker(server, "memory_wait_seconds") > 1, "the alert sees the same"
+        enlarge, shown = commands_in(row["todo"])
+        wait_for(lambda: clients_of_kafka(shown) == 16, "the clients to be shown")
+    ends(server, "ClientsWaitForMemory")
+    carry_out([str(config) if word == "FILE" else word for word in enlarge])
+    server.stop()
+    server.start()
+    with ExitStack() as clients:
+        uploads = Uploads(server, clients)
+        uploads.begin(16)
+        wait_for(lambda: of_worker(server, "connections", state="open") >= 16, "all to be counted")
+        for _ in range(3):
+            assert uploads.named() is None and of_worker(server, "memory_wait_seconds") == 0
 
 
-def arena_used(server: Server) -> float:
-    """The share that its metrics say, as the alert does; 0 until the worker has counted."""
+def test_who_waits_for_a_writer_that_stands_still_is_named_until_it_goes_on(
+    with_small_arena: tuple[Server, Path],
+) -> None:
+    """Two requests take 10 of 16 blocks, which is more than their writers may have: four others wait for them.
+
+    While the writers work nobody waits for long, though one delays its flushes: see
+    ``test_no_producer_waits_for_memory_until_the_time_of_a_flush``.
+    """
+    server, _ = with_small_arena
+    batch = encode_values([bytes(300_000)], 1_000)
+    with ExitStack() as clients:
+        producers = [clients.enter_context(Peer(server.native)) for _ in range(6)]
+        producers[0].create("t", 2, flush_messages=1_000_000, flush_ms=20_000)
+        for partition in range(2):
+            assert producers[0].produce("t", encode_values([b"first"], 1_000), partition)[0] == 0
+        writers = wait_for(lambda: len(server.pids("writer")) == 2 and server.pids("writer"), "both to be shown")
+        with ExitStack() as still:
+            for pid in writers:
+                still.enter_context(stopped(pid))
+            for number, one in enumerate(producers):
+                one.send([native.PRODUCE, number, "t", number % 2, -1, 10_000], batch)
+            row = wait_for(lambda: found(server, "ClientsWaitForMemory"), "those that wait to be found")
+            assert row["what"] == "4 connections of worker 0 wait for memory", row
+            assert re.search(r"writers have \d+\.0 KiB of 1\.0 MiB in hand", row["why"]), row
+            proceed = shell_commands(row)[0]
+            assert proceed[:2] == ["kill", "-CONT"] and sorted(map(int, proceed[2:])) == sorted(writers), row
+            subprocess.run(proceed, check=True)
+            ends(server, "ClientsWaitForMemory")
+        assert [one.receive()[0][1] for one in producers[:4]] == [0] * 4
+
+
+def of_worker(server: Server, name: str, **labels: str) -> float:
+    """What the metrics say of its only worker; 0 until that has counted."""
     lines = over_http(server.state["listeners"]["metrics"], "/metrics").splitlines()
-    values = dict(line.rsplit(" ", 1) for line in lines if line.startswith("appliance_arena"))
-    used, most = (float(values[f'appliance_arena_{name}{{worker="0"}}']) for name in ("used_bytes", "bytes"))
-    return used / most if most else 0.0
+    shown = ",".join(f'{label}="{value}"' for label, value in sorted({"worker": "0", **labels}.items()))
+    return float(dict(line.rsplit(" ", 1) for line in lines).get(f"appliance_{name}{{{shown}}}", 0))
 
 
 def clients_of_kafka(words: list[str]) -> int:
@@ -1095,7 +1158,7 @@ def test_each_condition_is_made_to_happen() -> None:
         *("DiskFull", "DiskLow", "SharedMemoryFull", "PartitionOffline", "Down", "LimitReached", "InsecureListener"),
         *(
             "NoAccessRules",
-            "ArenaFull",
+            "ClientsWaitForMemory",
             "ProcessWaitsForDisk",
             "PartitionOpening",
             "NotServing",

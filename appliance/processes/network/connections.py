@@ -61,6 +61,7 @@ class Starved:
         """Let the connection wait until there is room for its bytes."""
         if not self.waiting:
             self._since_ms = self._turn.now_ms
+        connection.memory_since_ms = connection.memory_since_ms or self._turn.now_ms
         self.waiting.setdefault(connection)
         connection.own(self, partial(self.discard, connection))
         if connection.session.administrator:
@@ -83,8 +84,10 @@ class Starved:
     def _feed_one(self, connection: WorkerConnection) -> bool:
         """Let a connection read; return whether it waits no more."""
         if not connection.closed:
+            since_ms, connection.memory_since_ms = connection.memory_since_ms, 0
             self._feed(connection)
             if connection.inbox.starved:
+                connection.memory_since_ms = since_ms
                 return False
         self.discard(connection)
         self._since_ms = self._turn.now_ms
@@ -260,6 +263,7 @@ class Connections:
         """Let the connection wait until there is room for the whole of its request."""
         if not self._parked:
             self._parked_since_ms = self._turn.now_ms
+        connection.memory_since_ms = connection.memory_since_ms or self._turn.now_ms
         self._parked[connection.inbox] = connection
         connection.own(connection.inbox, partial(self._parked.pop, connection.inbox, None))
         self.watch(connection)
@@ -289,6 +293,7 @@ class Connections:
             self._parked_since_ms = now_ms
             connection = self._parked.pop(inbox)
             connection.disown(inbox)
+            connection.memory_since_ms = 0
             self.read(connection)
             if not connection.closed:
                 self.watch(connection)

@@ -112,6 +112,13 @@ class Inbox:
         return self.filled - self._parsed
 
     @property
+    def wanted_bytes(self) -> int:
+        """What it needs beside what it has: at least a block of the arena, if it has nothing."""
+        if self._private is not None:
+            return max(frame_bytes(self._private, 0, self.filled) - self._reserved_bytes, 0)
+        return 0 if self.extent is not None else BLOCK_BYTES
+
+    @property
     def parked(self) -> bool:
         """Whether its frame waits to be admitted, and must not be read."""
         return self in self._buffers.parked

@@ -153,6 +153,11 @@ class ProduceRequests:
         """How many partitions have append requests that wait for a writer."""
         return len(self._waiting)
 
+    @property
+    def in_hand_bytes(self) -> int:
+        """Bytes of the arena that writers have not answered for, and that wait for writers."""
+        return sum(partition.link.in_hand_bytes for partition in {*self.by_fd.values(), *self._waiting})
+
     # ---- requests
 
     def start(self, connection: WorkerConnection, request: Produce, start: int, frame: memoryview) -> bool:
@@ -177,6 +182,7 @@ class ProduceRequests:
                 self._awaited_writers.add(partition)
                 self._needs.ask_for_writer(partition, connection)
                 return False
+        connection.memory_since_ms = 0
         pending = None
         if request.acks:
             pending = Pending(connection, request, request.count)
@@ -206,9 +212,9 @@ class ProduceRequests:
         self._handoffs.consider(connection, partition, request.acks, len(parts))
         return True
 
-    @staticmethod
-    def _stall(connection: WorkerConnection, link: WriterLink) -> None:
+    def _stall(self, connection: WorkerConnection, link: WriterLink) -> None:
         """Let the connection's next request wait for the link."""
+        connection.memory_since_ms = connection.memory_since_ms or self._turn.now_ms
         link.waits_for_room[connection] = None
         connection.own(link, partial(link.waits_for_room.pop, connection))
 

@@ -13,6 +13,7 @@ The parts, each with its own state::
     admission          rights of clients, and their quotas (Meters)
     connections        receiving, order of requests, sending, closing
                        (processes/connection, worker_connection, inbox, transport: of one connection)
+    memory_waits       which connections wait for memory, and for how long
     produce_requests   append requests to the writers, their answers (writer_link: one writer)
     handoffs           connections that writers serve themselves (relays: those with TLS)
     fetches            Fetch requests, at once or delayed (wait_lists)
@@ -96,6 +97,7 @@ from .handoffs import Handoffs
 from .inbox import Buffers, Inbox
 from .known_partitions import KnownPartitions
 from .logins import Logins
+from .memory_waits import count_memory_waits
 from .offset_lookups import OffsetLookups
 from .produce_requests import ProduceRequests
 from .relays import Relays
@@ -352,7 +354,9 @@ class NetworkWorker:
             return 0
         now = self._turn.now_ms
         next_ms = now + self._heart.beat_ms
-        if connections.by_fd or self._handshakes.by_fd or len(self._partitions.files) or self._turn.audit.pending:
+        happened = self._checks_every_ms == CHECK_MS  # since the last check, which is to count what it has left
+        has_some = connections.by_fd or self._handshakes.by_fd or len(self._partitions.files)
+        if happened or has_some or self._turn.audit.pending:
             next_ms = min(next_ms, self._check_ms + self._checks_every_ms)
         for deadline_ms in (self._wait_lists.next_deadline_ms(), self._logins.due_ms, connections.memory_due_ms):
             if deadline_ms is not None:
@@ -543,9 +547,11 @@ class NetworkWorker:
     def _gauges(self) -> list[int]:
         connections, buffers = self._connections, self._buffers
         clients = [len(connections.by_fd), self._handoffs.count, len(self._handshakes.by_fd), self._meters.muted]
-        waiting = [len(connections.starved.waiting), self._wait_lists.waiting, self._produce_requests.waiting]
-        memory_bytes = [buffers.arena.used_bytes, buffers.arena.size_bytes, buffers.private_bytes]
-        return [*clients, *waiting, *memory_bytes, self._acceptor.refused]
+        memory_waits = count_memory_waits(connections.by_fd.values(), self._turn.now_ms)
+        waiting = [self._wait_lists.waiting, self._produce_requests.waiting]
+        arena_bytes = [buffers.arena.used_bytes, self._produce_requests.in_hand_bytes, buffers.arena.size_bytes]
+        beside_bytes = [buffers.private_bytes, buffers.reserved_bytes]
+        return [*clients, *memory_waits, *waiting, *arena_bytes, *beside_bytes, self._acceptor.refused]
 
 
 def _counters(page_name: str) -> Counters:

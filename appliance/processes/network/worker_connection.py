@@ -195,6 +195,7 @@ class WorkerConnection(Connection[Inbox, Pending]):
         "hand_over_to",
         "handoff_count",
         "listener",
+        "memory_since_ms",
         "overlap",
         "peer",
         "read_ns",
@@ -229,6 +230,8 @@ class WorkerConnection(Connection[Inbox, Pending]):
         self.warm_since_ms = 0
         """Since when, or later, ``warm_bytes`` are known to be in memory."""
         self.active_ms = self.read_ns = 0
+        self.memory_since_ms = 0
+        """Since when it waits for memory (``memory_waits``); 0: it does not."""
         self.close_when_sent = False
         """No request starts any more."""
         self.handoff_count = HandoffCount()

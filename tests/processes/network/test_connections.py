@@ -14,6 +14,7 @@ from appliance.config import Config, NetworkSection
 from appliance.processes.network.cold_reads import ColdReads
 from appliance.processes.network.connections import STARVED_MS_MAX, Connections
 from appliance.processes.network.inbox import BEHIND_MS_MIN, Buffers, Inbox
+from appliance.processes.network.memory_waits import MemoryWaits, count_memory_waits
 from appliance.processes.network.turn import Turn
 from appliance.processes.network.worker_connection import ClientSession, WorkerConnection
 from appliance.shared.arena import BLOCK_BYTES
@@ -90,6 +91,21 @@ def test_starved_connections_are_served_in_the_order_in_which_they_came_administ
     crowd.connections.feed_waiting()
     assert crowd.served == [administrator, first, second] and not crowd.connections.waits_for_memory
     assert all(connection.events & select.EPOLLIN for connection, _ in clients)
+
+
+def test_a_wait_for_memory_is_counted_from_its_beginning_to_its_end(crowd: Crowd) -> None:
+    in_writers_hands = crowd.buffers.arena.allocate(BLOCK_BYTES)
+    assert in_writers_hands is not None
+    for connection, far in (crowd.client(), crowd.client()):
+        far.sendall(FETCH)
+        crowd.connections.read(connection)
+        crowd.later(100)
+        crowd.connections.feed_waiting()  # in vain
+    counted = lambda: count_memory_waits(crowd.connections.by_fd.values(), crowd.turn.now_ms)  # noqa: E731
+    assert counted() == MemoryWaits(starved=2, longest_ms=200, wanted_bytes=2 * BLOCK_BYTES)
+    in_writers_hands.drop()
+    crowd.connections.feed_waiting()
+    assert counted() == MemoryWaits()
 
 
 def test_a_starved_connection_that_ends_is_forgotten(crowd: Crowd) -> None:

@@ -26,6 +26,7 @@ from appliance.processes.network.connections import Connections
 from appliance.processes.network.handoffs import SETTLING_MS_MAX, Handoffs
 from appliance.processes.network.inbox import Buffers, Inbox
 from appliance.processes.network.known_partitions import KnownPartitions
+from appliance.processes.network.memory_waits import MemoryWaits, count_memory_waits
 from appliance.processes.network.produce_requests import ASKED_MS, NEEDED_MAX, ProduceRequests, WriterNeeds, _runs
 from appliance.processes.network.relays import Relays
 from appliance.processes.network.turn import Turn
@@ -170,6 +171,22 @@ def test_who_waits_for_a_writer_goes_on_when_it_answers(rig: Rig) -> None:
     answered: Any = SimpleNamespace(link=rig.link)
     rig.produce_requests._fail(answered, [], cast(Any, None))
     assert not rig.link.waits_for_room and rig.connections.resumed
+
+
+def test_who_is_passed_over_for_a_writers_room_has_waited_since_the_first_time(rig: Rig) -> None:
+    """One answer of the writer wakes all that wait, and the first of them may take all the room again."""
+    (waits,) = connections_at(rig, 1)
+    answered: Any = SimpleNamespace(link=rig.link)
+    for _ in range(2):
+        assert not rig.produce(waits)
+        waits.stalled = True
+        rig.pass_time(1_000)
+        counted = count_memory_waits(rig.connections.by_fd.values(), rig.turn.now_ms)
+        rig.produce_requests._fail(answered, [], cast(Any, None))
+    assert counted == MemoryWaits(stalled=1, longest_ms=2_000)
+    rig.link._in_hand_bytes_max = ARENA_BYTES
+    assert rig.produce(waits)
+    assert count_memory_waits(rig.connections.by_fd.values(), rig.turn.now_ms) == MemoryWaits()
 
 
 def kinds_sent(rig: Rig) -> list[type]:
