@@ -42,11 +42,12 @@ WAIT_S = 120.0
 HEARTBEAT_S = 0.005
 """How often the members of a group that has nothing else to do ask whether it rebalances."""
 PARTS = ("members", "commits", "lists")
-REBALANCING = 27
+UNKNOWN_MEMBER, REBALANCING = 25, 27
 RETRIABLE = struct.pack(">h", REBALANCING)
 """REBALANCE_IN_PROGRESS: not stored in time."""
 OFFSET_COMMIT, OFFSET_FETCH, LIST_GROUPS = (8, 2), (9, 2), (16, 0)
 JOIN_GROUP, SYNC_GROUP, HEARTBEAT = (11, 2), (14, 1), (12, 1)
+FIND_COORDINATOR = (10, 0)
 """Key and version of APIs of Kafka: old versions, which are written by hand soonest."""
 
 
@@ -85,6 +86,16 @@ class Connection:
         self.sock.close()
 
 
+def await_coordinator(connection: Connection, group: str) -> None:
+    """Wait until the group can be used: Kafka makes its topic of offsets for the first, and loads its partitions."""
+    deadline_s, error = time.perf_counter() + WAIT_S, -1
+    while error != UNKNOWN_MEMBER:
+        assert time.perf_counter() < deadline_s, f"group {group} is answered {error}"
+        connection.ask(FIND_COORDINATOR, string(group))
+        reply = connection.ask(HEARTBEAT, string(group) + struct.pack(">i", 0) + string("nobody"))
+        (error,) = struct.unpack_from(">h", reply, 4)
+
+
 def check_commits(reply: bytes, count: int) -> None:
     """Of one topic: no partition was refused."""
     (length,) = struct.unpack_from(">h", reply, 4)
@@ -102,7 +113,8 @@ def measure_commits(broker: Any, topic: str, committers: int, seconds: float) ->
         sent_s[number] = time.perf_counter()
         connections[number].send(OFFSET_COMMIT, commit(f"committer-{number}", topic, {0: offset}))
 
-    for number, connection in enumerate(connections):  # each group has a coordinator from here on
+    for number, connection in enumerate(connections):
+        await_coordinator(connection, f"committer-{number}")
         send(number, 0)
         check_commits(connection.receive(), 1)
         selector.register(connection.sock, selectors.EVENT_READ, number)
@@ -159,6 +171,7 @@ def measure_reading(broker: Any, topic: str, partitions: int, repeats: int) -> N
     connection = Connection(broker.address)
     offset = 0x0102030405060708
     offsets = dict.fromkeys(range(partitions), offset)
+    await_coordinator(connection, "wide")
     check_commits(connection.ask(OFFSET_COMMIT, commit("wide", topic, offsets)), partitions)
 
     def ask() -> None:
@@ -277,6 +290,7 @@ def settle(members: list[Member], begun_s: float) -> float:
 
 def measure_members(broker: Any, count: int) -> None:
     members = [Member(broker.address, f"members-{count}") for _ in range(max(count - 1, 1))]
+    await_coordinator(members[0].connection, members[0].group)
     begun_s = time.perf_counter()
     for member in members:
         member.join()
@@ -296,7 +310,6 @@ def measure(broker: Any, what: set[str], seconds: float, partitions: int, groups
     admin = AdminClient({"bootstrap.servers": broker.address})
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(WAIT_S)
     if "members" in what:
-        measure_members(broker, 1)  # the first group ever lets Kafka make its topic of offsets
         for count in sorted({min(100, members), members}):
             measure_members(broker, count)
     for committers in COMMITTERS if "commits" in what else ():

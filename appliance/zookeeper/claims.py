@@ -19,8 +19,8 @@ later ones, or never.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -31,6 +31,7 @@ from .broker_registry import readable
 from .group_registry import GroupRegistry
 from .operations import (
     ATTEMPTS_MAX,
+    PART_BYTES,
     REQUEST_BYTES_MAX,
     Failed,
     Node,
@@ -52,9 +53,11 @@ from .paths import CommittedOffset
 
 CLAIM: Final = "claim-"
 PARTS_MAX: Final = 400
-"""Most committed offsets in one multi."""
+"""Most committed offsets in one multi, and most parts of one that groups share."""
 PARTS_BYTES_MAX: Final = REQUEST_BYTES_MAX // 2
 SNAPSHOT_BYTES_MAX: Final = REQUEST_BYTES_MAX // 2
+PATH_REST_BYTES: Final = 32
+"""Bytes of the path of an offset besides a path of the group and the topic's name, rounded up."""
 LOOKS_MAX: Final = 2
 """How often a shared write looks at the offsets of all its groups again, before a group has to go by itself."""
 
@@ -98,11 +101,15 @@ class Stored(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A claim of ours: its node, the group's GroupInfo, and the value of each committed offset's node."""
+    """A claim of ours: its node, the group's GroupInfo, and the value of each committed offset's node.
+
+    ``above``: the nodes above these that are known to be there.  A write makes the others in its own transaction.
+    """
 
     path: str
     info: GroupInfo
     values: dict[TopicPartition, bytes]
+    above: set[str]
 
     @property
     def group_path(self) -> str:
@@ -147,33 +154,48 @@ def claim_group(group: str, claimant: Claimant, epoch: str, *, make: bool) -> Op
     Raises:
         ZooKeeperAway: another coordinator has it, or it keeps changing.
     """
-    claimed = yield from claim(paths.group(group), claimant, epoch, f"group {group!r}", make=make)
-    if claimed is None:
+    reads = [*_stamped(group), get(paths.snapshot(group)), children(paths.offsets(group))]
+    taken = yield from _claim(paths.group(group), claimant, epoch, f"group {group!r}", make=make, reads=reads)
+    if taken is None:
         return None
-    (stored,) = yield [get(paths.snapshot(group))]
-    snapshot = stored.value if isinstance(stored, Node) else b""
-    stamp, values = yield from stored_offsets(group)
-    return Taken(Held(claimed.path, decode_info(claimed.value), values), snapshot, stamp)
+    claimed, (*stamped, snapshot, topics) = taken
+    above = set() if isinstance(topics, Refused) else {paths.offsets(group), *_topic_paths(group, topics)}
+    nodes = (yield from _offset_nodes({group: sorted(_names(topics))}))[group]
+    values = {part: node.value for part, node in nodes.items()}
+    held = Held(claimed.path, decode_info(claimed.value), values, above)
+    return Taken(held, snapshot.value if isinstance(snapshot, Node) else b"", _stamp(stamped))
 
 
 def claim(path: str, claimant: Claimant, epoch: str, what: str, *, make: bool) -> Operation[Claimed | None]:
     """Claim what the node ``path`` stands for, ``what`` in texts; see :func:`claim_group`."""
+    taken = yield from _claim(path, claimant, epoch, what, make=make, reads=())
+    return None if taken is None else taken[0]
+
+
+def _claim(
+    path: str, claimant: Claimant, epoch: str, what: str, *, make: bool, reads: Sequence[Request]
+) -> Operation[tuple[Claimed, list[Any]] | None]:
+    """The claim, and the replies to ``reads``, which are sent behind the request that makes it, in one round trip."""
     own = f"{path}/{CLAIM}{epoch}"
     for _ in range(ATTEMPTS_MAX):
         node, names = yield [get(path), children(path)]
-        if isinstance(node, Refused) or isinstance(names, Refused):
+        is_new = isinstance(node, Refused) or isinstance(names, Refused)
+        if is_new:
             if not make:
                 return None
-            yield from ask([create(path)])
-            continue
-        others = [f"{path}/{name}" for name in names if name.startswith(CLAIM)]
-        if own in others:  # created already: the reply was lost
-            return Claimed(own, node.value, node.version)
-        leftovers = yield from _our_leftovers(what, others, claimant)
-        parts = [set_value(path, node.value, node.version), *(delete(leftover, 0) for leftover in leftovers)]
-        (reply,) = yield [multi([*parts, create(own, msgspec.json.encode(claimant), ephemeral=True)])]
+            parts, claimed = [create(path)], Claimed(own, b"", 0)
+        else:
+            others = [f"{path}/{name}" for name in names if name.startswith(CLAIM)]
+            if own in others:  # created already: the reply was lost
+                return Claimed(own, node.value, node.version), (yield from ask(reads))
+            leftovers = yield from _our_leftovers(what, others, claimant)
+            parts = [set_value(path, node.value, node.version), *(delete(leftover, 0) for leftover in leftovers)]
+            claimed = Claimed(own, node.value, node.version + 1)
+        reply, *replies = yield [multi([*parts, create(own, msgspec.json.encode(claimant), ephemeral=True)]), *reads]
         if not isinstance(reply, Failed):
-            return Claimed(own, node.value, node.version + 1)
+            return claimed, replies
+        if is_new and reply.refused is Refused.NO_NODE:  # nor is there a node above it
+            yield from ask([create(path)])
     raise ZooKeeperAway(f"the coordinator of {what} keeps changing; try again")
 
 
@@ -288,7 +310,7 @@ def _write_values(
         ]
         if isinstance(reply, Failed):
             raise _lost(group)
-    for some in _chunks(group, values):
+    for some in _chunks(held, values):
         for _ in range(ATTEMPTS_MAX):
             (reply,) = yield [multi([check_version(held.path, -1), *offset_requests(group, held, some)])]
             if not isinstance(reply, Failed):
@@ -327,20 +349,20 @@ class GroupWrite(NamedTuple):
 
     @property
     def part_count(self) -> int:
-        """Most parts that it can have, whatever is known of the offsets."""
-        return 2 + len(self.values)
+        """Parts that it has, by what is known of the offsets: what is not known may need as many again."""
+        return 1 + (self.info is not None) + len(_missing(self.held, self.values)) + len(self.values)
 
     @property
     def size(self) -> int:
-        """Most bytes that these can have."""
-        own = (
-            check_version(self.held.path, -1).size + set_value(self.held.path, msgspec.json.encode(self.info), -1).size
-        )
-        return own + sum(_size(self.group, part, value) for part, value in self.values.items())
+        """Most bytes that these have."""
+        own = _size(self.held, "") + sum(_size(self.held, part.topic, value) for part, value in self.values.items())
+        if self.info is not None:
+            own += _size(self.held, "", msgspec.json.encode(self.info))
+        return own + sum(PART_BYTES + len(path) for path in _missing(self.held, self.values))
 
 
 def fits(parts: int, size: int) -> bool:
-    """Whether one transaction may have so many parts, and so many bytes."""
+    """Whether one transaction may have so many parts and bytes, and as many again for what is not known yet."""
     return parts <= PARTS_MAX and size <= PARTS_BYTES_MAX
 
 
@@ -348,8 +370,6 @@ def write_together(writes: Sequence[GroupWrite]) -> Operation[list[ApplianceErro
     """Store offsets of several groups in one transaction, as :func:`write` does those of one.  For each group None: it
     is done, or why it is not.
     """
-    if len(writes) > 1:
-        yield from _make_parents(writes)
     outcomes: dict[str, ApplianceError | None] = {}
     undecided, alone, looks = list(writes), [], 0
     while len(undecided) > 1:
@@ -374,17 +394,6 @@ def write_together(writes: Sequence[GroupWrite]) -> Operation[list[ApplianceErro
     for write in undecided + alone:
         outcomes[write.group] = yield from _outcome(write)
     return [outcomes[write.group] for write in writes]
-
-
-def _make_parents(writes: Sequence[GroupWrite]) -> Operation[None]:
-    """Make the nodes above the first offsets of each topic, whose absence would refuse the whole transaction."""
-    missing = set()
-    for write in writes:
-        topics_with_offsets = {part.topic for part in write.held.values}
-        new = {part.topic for part, value in write.values.items() if value is not None} - topics_with_offsets
-        missing |= {paths.offsets(write.group, topic) for topic in new}
-    if missing:
-        yield from ask([create(path) for path in sorted(missing)])
 
 
 def _outcome(write: GroupWrite) -> Operation[ApplianceError | None]:
@@ -427,7 +436,25 @@ def note_values(held: Held, values: Mapping[TopicPartition, bytes | None]) -> No
         if value is None:
             held.values.pop(part, None)
         else:
+            if part not in held.values:
+                held.above.update(_above(held, part.topic))
             held.values[part] = value
+
+
+def _above(held: Held, topic: str) -> tuple[str, str]:
+    """The nodes above the offsets in a topic."""
+    offsets = f"{held.group_path}/offsets"
+    return offsets, f"{offsets}/{topic}"
+
+
+def _missing(held: Held, values: Mapping[TopicPartition, bytes | None]) -> list[str]:
+    """The nodes above these offsets that are not known to be there, each before those below it."""
+    new_topics = {part.topic for part, value in values.items() if value is not None and part not in held.values}
+    return sorted({path for topic in new_topics for path in _above(held, topic)} - held.above) if new_topics else []
+
+
+def _topic_paths(group: str, topics: Iterable[str]) -> list[str]:
+    return [paths.offsets(group, topic) for topic in topics if is_topic(topic)]
 
 
 def _lost(group: str) -> NotCoordinator:
@@ -436,6 +463,8 @@ def _lost(group: str) -> NotCoordinator:
 
 def offset_requests(group: str, held: Held, values: Mapping[TopicPartition, bytes | None]) -> Iterator[Request]:
     """The parts of a multi that store these offsets, or delete those that are None, by what is known of them."""
+    for path in _missing(held, values):
+        yield create(path)
     for part, value in values.items():
         path, there = paths.offset(group, part), part in held.values
         if value is not None:
@@ -450,6 +479,9 @@ def read_again(writes: Sequence[_Offsets]) -> Operation[None]:
         (write.group, part.topic) for write in writes for part, value in write.values.items() if value is not None
     }
     yield from ask([create(paths.offsets(group, topic)) for group, topic in sorted(topics)])
+    for write in writes:
+        for topic in {part.topic for part, value in write.values.items() if value is not None}:
+            write.held.above.update(_above(write.held, topic))
     writes_and_parts = [(write, part) for write in writes for part in write.values]
     nodes = yield from ask([get(paths.offset(write.group, part)) for write, part in writes_and_parts])
     for (write, part), node in zip(writes_and_parts, nodes, strict=True):
@@ -459,15 +491,20 @@ def read_again(writes: Sequence[_Offsets]) -> Operation[None]:
             write.held.values.pop(part, None)
 
 
-def _size(group: str, part: TopicPartition, value: bytes | None) -> int:
-    return create(paths.offset(group, part), value or b"").size
+def _size(held: Held, topic: str, value: bytes | None = None) -> int:
+    """Most bytes of the request that stores an offset in a topic, or makes the node above it.
+
+    No path is longer than that of the claim with the topic's name; names are of ASCII there (``paths.encode_name``).
+    """
+    return len(held.path) + len(topic) + PATH_REST_BYTES + len(value or b"") + PART_BYTES
 
 
-def _chunks(group: str, values: Mapping[TopicPartition, bytes | None]) -> Iterator[dict[TopicPartition, bytes | None]]:
+def _chunks(held: Held, values: Mapping[TopicPartition, bytes | None]) -> Iterator[dict[TopicPartition, bytes | None]]:
+    """In each the offsets of one transaction; half of what one takes is left for the nodes above them."""
     some: dict[TopicPartition, bytes | None] = {}
     size = 0
     for part, value in values.items():
-        own = _size(group, part, value)
+        own = _size(held, part.topic, value)
         if some and not fits(len(some) + 1, size + own):
             yield some
             some, size = {}, 0

@@ -62,6 +62,28 @@ def test_a_claim_whose_reply_was_lost_is_ours() -> None:
     assert tree.run(claims.claim_group(GROUP, A, "same", make=True)) == first
 
 
+def test_a_group_is_made_in_two_round_trips_and_its_first_offsets_are_stored_in_one() -> None:
+    """Goal: what a new group costs ZooKeeper.  Method: count what is asked at once, and the writes in it."""
+    tree, trips = Tree(), []
+    taken(tree, group="another")  # makes the node above all groups
+
+    def noted(operation: Operation[Any]) -> Operation[Any]:
+        replies: Any = None
+        while True:
+            try:
+                requests = operation.send(replies)
+            except StopIteration as finished:
+                return finished.value
+            trips.append([request.verb for request in requests if request.verb not in ("get", "children")])
+            replies = yield requests
+
+    held = tree.run(noted(claims.claim_group(GROUP, A, next(epochs), make=True))).held
+    assert trips == [[], ["multi"]]
+    trips.clear()
+    tree.run(noted(claims.write(GROUP, held, {PART: CommittedOffset(7), OTHER: CommittedOffset(8)})))
+    assert trips == [["multi"]] and stored(tree) == {PART: 7, OTHER: 8}
+
+
 def test_positions_are_written_with_their_parents_and_followed() -> None:
     tree = Tree()
     held = taken(tree)

@@ -128,7 +128,7 @@ def test_without_a_claim_nothing_is_committed() -> None:
     assert tree.run(nodes.commit(claim, NodeChange(PATH, b"done", 0), [offsets])) is offsets
     assert value(tree, PATH) == b"prepared"
     offsets = grouped(tree, p0=b"5")
-    tree.run(claims.release(Held(claim.path, claims.GroupInfo(), {})))
+    tree.run(claims.release(Held(claim.path, claims.GroupInfo(), {}, set())))
     with pytest.raises(NotCoordinator):
         tree.run(nodes.commit(claim, NodeChange(PATH, b"done", 0), [offsets]))
     assert value(tree, paths.offset("g", PART)) is None

@@ -124,6 +124,7 @@ class GroupClaims:
         self._registry, self._claimant, self._count = registry, claimant, count
         self._coordinates, self._new_epoch, self._spawn = coordinates, new_epoch, spawn
         self._groups: dict[str, GroupQueue] = {}
+        self._held_count = 0
         self.snapshot_bytes = 0
         """What the snapshots of all groups that are claimed here take in ZooKeeper."""
         self._withdrawing: set[str] = set()
@@ -242,6 +243,7 @@ class GroupClaims:
             raise ZooKeeperAway("the ZooKeeper session was lost: try again")
         if taken is not None:
             entry.held, entry.session_id, entry.state = taken.held, session_id, ClaimState.HELD
+            self._held_count += 1
             entry.snapshot, entry.has_snapshot = taken.snapshot, bool(taken.snapshot)
             entry.stamp = taken.stamp
             self.note_snapshot(entry, len(taken.snapshot))
@@ -250,6 +252,7 @@ class GroupClaims:
         return entry.held
 
     def unclaim(self, entry: GroupQueue) -> None:
+        self._held_count -= entry.held is not None
         entry.held, entry.snapshot, entry.state = None, b"", ClaimState.UNCLAIMED
         self.note_snapshot(entry, 0)
 
@@ -320,7 +323,7 @@ class GroupClaims:
             self._withdrawing.discard(group)
 
     async def _make_room(self) -> None:
-        if sum(entry.held is not None for entry in self._groups.values()) < CLAIMS_MAX:
+        if self._held_count < CLAIMS_MAX:
             return
         oldest = [entry for entry in self._groups.values() if self._idle(entry, 0)]
         if not oldest:

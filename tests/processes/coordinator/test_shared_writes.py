@@ -23,14 +23,18 @@ PART = TopicPartition("logs", 0)
 
 
 class Ensemble:
-    """A tree whose answers each take a turn of the loop; it counts transactions that were asked for."""
+    """A tree whose answers each take a turn of the loop; it notes what it was asked for."""
 
     def __init__(self) -> None:
         self.tree = Tree()
         self.session_id, self.away = 1, False
-        self.multis: list[Request] = []
+        self.asked: list[Request] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.writes = SharedWrites(self, self.spawn)
+
+    @property
+    def multis(self) -> list[Request]:
+        return [request for request in self.asked if request.verb == "multi"]
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self.tasks.append(asyncio.get_running_loop().create_task(work))
@@ -45,7 +49,7 @@ class Ensemble:
             while True:
                 for request in requests:
                     check_request(request)
-                self.multis += [request for request in requests if request.verb == "multi"]
+                self.asked += requests
                 requests = operation.send([self.tree.answer(request, self.session_id) for request in requests])
         except StopIteration as finished:
             result: T = finished.value
@@ -69,13 +73,14 @@ def test_what_has_come_meanwhile_is_one_transaction_within_its_bounds() -> None:
     async def scenario() -> None:
         ensemble = Ensemble()
         groups = {f"g{number}": ensemble.take(f"g{number}") for number in range(300)}
-        for stored in (b"1", b"2"):
-            ensemble.multis.clear()
+        first = [5 * 80, 5 * 80, 5 * 80, 5 * 60]  # with the two nodes above each offset
+        for stored, parts in ((b"1", first), (b"2", [3 * 133, 3 * 133, 3 * 34])):
+            ensemble.asked.clear()
             writes = [GroupWrite(name, held, {PART: stored}, GroupInfo("consumer")) for name, held in groups.items()]
             await asyncio.gather(*(ensemble.writes.store(write, 1) for write in writes))
             assert {ensemble.value(name) for name in groups} == {stored}
             assert all(held.values == {PART: stored} for held in groups.values())
-            assert [len(multi.parts) for multi in ensemble.multis] == [3 * 133, 3 * 133, 3 * 34]
+            assert [len(request.parts) for request in ensemble.asked] == parts
 
     run(scenario())
 
@@ -163,7 +168,7 @@ def test_nodes_that_are_not_as_known_cost_a_few_round_trips_and_not_one_for_each
         other = TopicPartition("logs", 1)
         for name in ("g3", "g20", "g50"):  # by a write that was given up
             ensemble.tree.run(ask([create(offset(name, other), b"late")]))
-        ensemble.multis.clear()
+        ensemble.asked.clear()
         writes = [GroupWrite(name, held, {PART: b"2", other: b"2"}) for name, held in groups.items()]
         await asyncio.gather(*(ensemble.writes.store(write, 1) for write in writes))
         assert {ensemble.value(name, other) for name in groups} == {b"2"}
@@ -180,7 +185,7 @@ def test_a_write_that_is_refused_whatever_is_done_is_the_error_of_its_group_alon
             *(ensemble.writes.store(GroupWrite(name, held, {PART: b"1"}), 1) for name, held in groups.items())
         )
         ensemble.tree.run(ask([create(offset("g3", PART) + "/below")]))  # it cannot be deleted
-        ensemble.multis.clear()
+        ensemble.asked.clear()
         writes = [GroupWrite(name, held, {PART: None}) for name, held in groups.items()]
         outcomes = await asyncio.gather(*(ensemble.writes.store(write, 1) for write in writes), return_exceptions=True)
         assert [name for name, outcome in zip(groups, outcomes, strict=True) if outcome] == ["g3"]
