@@ -119,12 +119,14 @@ class Held(NamedTuple):
 class Taken(NamedTuple):
     """A claim that has been made, and what was stored then.
 
-    ``snapshot``: of the members, b"": there was none.  ``stamp``: of :class:`Stored`.
+    ``snapshot``: of the members, b"": there was none.  ``stamp``: of :class:`Stored`.  ``has_members``: whether members
+    were registered, by a coordinator before.
     """
 
     held: Held
     snapshot: bytes
     stamp: Stamp
+    has_members: bool
 
 
 class GroupNodes(NamedTuple):
@@ -154,16 +156,21 @@ def claim_group(group: str, claimant: Claimant, epoch: str, *, make: bool) -> Op
     Raises:
         ZooKeeperAway: another coordinator has it, or it keeps changing.
     """
-    reads = [*_stamped(group), get(paths.snapshot(group)), children(paths.offsets(group))]
+    reads = [
+        *_stamped(group),
+        get(paths.snapshot(group)),
+        *map(children, (paths.offsets(group), paths.consumers(group))),
+    ]
     taken = yield from _claim(paths.group(group), claimant, epoch, f"group {group!r}", make=make, reads=reads)
     if taken is None:
         return None
-    claimed, (*stamped, snapshot, topics) = taken
+    claimed, (*stamped, snapshot, topics, members) = taken
     above = set() if isinstance(topics, Refused) else {paths.offsets(group), *_topic_paths(group, topics)}
     nodes = (yield from _offset_nodes({group: sorted(_names(topics))}))[group]
     values = {part: node.value for part, node in nodes.items()}
     held = Held(claimed.path, decode_info(claimed.value), values, above)
-    return Taken(held, snapshot.value if isinstance(snapshot, Node) else b"", _stamp(stamped))
+    snapshot_bytes = snapshot.value if isinstance(snapshot, Node) else b""
+    return Taken(held, snapshot_bytes, _stamp(stamped), bool(_names(members)))
 
 
 def claim(path: str, claimant: Claimant, epoch: str, what: str, *, make: bool) -> Operation[Claimed | None]:

@@ -145,6 +145,11 @@ class GroupClaims:
     def held(self) -> list[tuple[str, Held]]:
         return [(name, entry.held) for name, entry in self._groups.items() if entry.held is not None]
 
+    def had_members(self, group: str) -> bool:
+        """Whether a group that is claimed here had members then, which may not be known here yet."""
+        entry = self._groups.get(group)
+        return entry is not None and entry.had_members
+
     # ---- events
 
     def new_session(self) -> None:
@@ -245,7 +250,7 @@ class GroupClaims:
             entry.held, entry.session_id, entry.state = taken.held, session_id, ClaimState.HELD
             self._held_count += 1
             entry.snapshot, entry.has_snapshot = taken.snapshot, bool(taken.snapshot)
-            entry.stamp = taken.stamp
+            entry.stamp, entry.had_members = taken.stamp, taken.has_members
             self.note_snapshot(entry, len(taken.snapshot))
             entry.used = asyncio.get_running_loop().time()
             self._count.set(entry.name, taken.held)
@@ -447,6 +452,8 @@ class GroupQueue:
         """Of the values in memory: see ``claims.Stored``.  None: they are not certain."""
         self.topics_revision = 0
         """That of the topics when this was so, at least."""
+        self.had_members = False
+        """Whether members were registered when it was claimed: some may be that nobody here has been asked for yet."""
         self.session_id = 0
         self.lock = asyncio.Lock()
         self.users = 0

@@ -71,6 +71,11 @@ class MemberRegistration:
         self._changed[group] = None
         self._start()
 
+    def count(self, group: str) -> int:
+        """The number of its members, as the last call of :meth:`register` has it."""
+        members = self._members.get(group)
+        return 0 if members is None else len(members())
+
     async def settled(self, group: str) -> None:
         """Wait until what was noted of a group is registered.
 

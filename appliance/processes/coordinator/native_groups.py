@@ -301,6 +301,11 @@ class NativeGroups:
     def has_members(self, group: str) -> bool:
         return group in self._groups
 
+    def count(self, group: str) -> int:
+        """The number of native members that are known here."""
+        native = self._groups.get(group)
+        return 0 if native is None else len(native.members)
+
     def lose(self, name: str) -> None:
         """The claim on the group is over.  Its members find its next coordinator; their nodes stay as they are."""
         lost = self._groups.pop(name, None)

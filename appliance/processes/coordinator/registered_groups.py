@@ -187,16 +187,26 @@ class RegisteredGroups:
             raise UnknownGroup(f"there is no group {group!r}")
 
     async def groups(self, selects: Callable[[str], bool]) -> Sequence[ListedGroup]:
-        """The groups in the registry that ``selects`` chooses by name.
+        """The groups in the registry that ``selects`` chooses by name: of those that are claimed here, from memory.
 
-        They are asked for in pages, each within the time for one question, and the loop serves others in between.
+        Others are asked for in pages, each within the time for one question, and the loop serves others in between.
         """
-        listed: list[ListedGroup] = []
-        infos = self.offsets.infos()
         names = [name for name in await self._registry.ask(self._registry.groups.groups()) if selects(name)]
-        for start in range(0, len(names), PAGE_GROUPS):
-            listed += await self._registry.ask(_overview(names[start : start + PAGE_GROUPS], infos))
-        return listed
+        infos = self.offsets.infos()
+        listed = {name: self._known(name, infos[name]) for name in names if name in infos and self._knows_members(name)}
+        unknown = [name for name in names if name not in listed]
+        for start in range(0, len(unknown), PAGE_GROUPS):
+            page = await self._registry.ask(_overview(unknown[start : start + PAGE_GROUPS], infos))
+            listed |= {group.name: group for group in page}
+        return [listed[name] for name in names if name in listed]
+
+    def _knows_members(self, group: str) -> bool:
+        """Whether all members of a group that is claimed here are in memory; only its coordinator registers any."""
+        return self.native.has_members(group) or not self.offsets.claims.had_members(group)
+
+    def _known(self, group: str, info: GroupInfo) -> ListedGroup:
+        natives = self.native.count(group)
+        return ListedGroup(group, natives > 0, natives or self._registration.count(group), info.protocol_type)
 
     async def names(self) -> Sequence[str]:
         """The names of all groups in the registry, sorted; those that no reply can carry are left out."""
