@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Final
 from weakref import WeakValueDictionary
@@ -14,12 +15,15 @@ from .security_state import SecurityState
 
 ACL: Final = "acl"
 """The value of ``security.authorizer`` with which access rules are enforced."""
+KEPT_MAX: Final = 64
+"""What a client's names cost is bounded by ``acls.Decisions``."""
 
 
 class Authorizer:
     """The rights that hold now.  Root, and the user of the service, may do everything through a Unix socket.
 
-    Clients with the same rights share an :class:`Access`, which lives as long as one of them.
+    Clients with the same rights share an :class:`Access`, which lives as long as one of them, and while it is one of
+    the newest KEPT_MAX: a process without connections of its own asks for it with each request.
     """
 
     def __init__(self, kind: str, super_users: str, without_acl: bool) -> None:
@@ -31,6 +35,7 @@ class Authorizer:
         self._acls: Iterable[Acl] = ()
         self._roles: Mapping[str, tuple[str, ...]] = {}
         self._shared: WeakValueDictionary[tuple[str, str], Access] = WeakValueDictionary()
+        self._newest: deque[Access] = deque(maxlen=KEPT_MAX)
         self.rights = self._new_rights()
         """Replaced by each change of the rules."""
 
@@ -45,6 +50,7 @@ class Authorizer:
         self._acls, self._roles = state.acls, state.roles
         self.rights = self._new_rights()
         self._shared = WeakValueDictionary()
+        self._newest.clear()
         return self.enforced
 
     def access(self, origin: Origin) -> Access:
@@ -55,4 +61,5 @@ class Authorizer:
         access = self._shared.get(key)
         if access is None:
             access = self._shared[key] = self.rights.access(*key)
+            self._newest.append(access)
         return access

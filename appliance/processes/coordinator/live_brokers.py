@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -25,6 +25,8 @@ from .peers import BrokerIdentity, PeerConnections
 from .registry_session import RegistrySession
 
 WILDCARDS: Final = ("0.0.0.0", "::")
+LISTENERS_KEPT_MAX: Final = 100
+"""Listeners whose brokers are kept in memory: each request of a group asks for them."""
 COORDINATORS_KEPT_MAX: Final = 10_000
 """Groups and slots of transactions whose coordinator is kept in memory: each is asked for with every request."""
 
@@ -47,6 +49,8 @@ class LiveBrokers:
         self._config = config
         self._registry = registry
         self._secret = secret
+        self._brokers_of: dict[Listener, tuple[Broker, ...]] = {}
+        self._brokers_as_of = -1
         self._present_candidates: tuple[int, ...] = ()
         self._candidates_as_of: tuple[int, bool, bool] | None = None
         self.connections = PeerConnections(lambda: self.identity)
@@ -54,6 +58,7 @@ class LiveBrokers:
     def reload(self, config: Config) -> None:
         """Take new advertised addresses."""
         self._config = config
+        self._brokers_of.clear()
 
     @property
     def revision(self) -> int:
@@ -62,9 +67,16 @@ class LiveBrokers:
 
     # ---- as clients see them
 
-    def brokers(self, listener: Listener) -> list[Broker]:
+    def brokers(self, listener: Listener) -> Sequence[Broker]:
         """See :meth:`appliance.broker.metadata_answers.Directory.brokers`."""
-        return snapshot.brokers(self.broker_id, self.advertised, self.peers(), listener)
+        if self._brokers_as_of != self._registry.revision or len(self._brokers_of) > LISTENERS_KEPT_MAX:
+            self._brokers_of.clear()
+            self._brokers_as_of = self._registry.revision
+        brokers = self._brokers_of.get(listener)
+        if brokers is None:
+            brokers = tuple(snapshot.brokers(self.broker_id, self.advertised, self.peers(), listener))
+            self._brokers_of[listener] = brokers
+        return brokers
 
     @property
     def advertised(self) -> dict[str, str]:

@@ -85,7 +85,7 @@ class RegisteredGroups:
     def broker_id(self) -> int:
         return self._brokers.broker_id
 
-    def brokers(self, listener: Listener) -> list[Broker]:
+    def brokers(self, listener: Listener) -> Sequence[Broker]:
         return self._brokers.brokers(listener)
 
     @property

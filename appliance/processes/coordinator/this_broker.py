@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -111,7 +111,7 @@ class ThisBroker:
     def zookeeper(self) -> str:
         return self._registry.connect_string
 
-    def brokers(self, listener: Listener) -> list[Broker]:
+    def brokers(self, listener: Listener) -> Sequence[Broker]:
         return self._brokers.brokers(listener)
 
     @property
