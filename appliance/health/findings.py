@@ -719,8 +719,8 @@ def _larger_arenas(seen: Seen, larger: int, arena_bytes: int) -> Iterator[str]:
     set_it = seen.command("config", "set", "network.arena_bytes", larger, "--config", "FILE")
     more, first = (larger - arena_bytes) * len(seen.workers), ""
     if seen.host is not None and seen.host.shm.size and seen.host.shm.free < more + conditions.SHM_FREE_MIN:
-        shm = seen.host.shm
-        first = f"`mount -o remount,size={_whole_mib(shm.size + more + conditions.SHM_FREE_MIN) // MIB}m /dev/shm`, then "
+        enough = _whole_mib(seen.host.shm.size + more + conditions.SHM_FREE_MIN)
+        first = f"`mount -o remount,size={enough // MIB}m /dev/shm`, then "
     yield f"{first}{set_it} and restart: requests have {size(larger)} of room, for {size(more)} more of /dev/shm"
 
 
