@@ -34,9 +34,9 @@ import msgspec
 
 from ..client import Consumer, Producer
 from ..clock import now_ms, wall_s
-from ..errors import ApplianceError
+from ..errors import ApplianceError, UnknownPartition
 from ..processes.messages import InputStats
-from ..wire.requests import LATEST
+from ..wire.requests import EARLIEST, LATEST
 from .positions import ORIGIN, BlockOrigin, PositionStore, Span, Told, merged
 
 logger = logging.getLogger(__name__)
@@ -318,10 +318,10 @@ class Ledger:
 
     async def note_ends(self) -> None:
         """At an ordered end: nothing of this input is on its way, so recovery may begin at the end of each log."""
-        parts = [row[:2] for row in self._store.partitions()]
+        parts = [row[:2] for row in self._store.partitions() if row[:2] in self._begun]
         with contextlib.suppress(ApplianceError):  # else it reads more
-            ends = await asyncio.to_thread(self._ends, parts)
-            self._store.raise_offsets((*part, offset) for part, offset in ends.items())
+            ends = await asyncio.to_thread(self._ends_of_those_there, parts)
+            self._store.set_offsets((*part, offset) for part, offset in ends.items())
 
     def _ends(self, parts: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
         if not parts:
@@ -329,13 +329,32 @@ class Ledger:
         with Consumer(self._bootstrap) as consumer:
             return consumer.offsets_at(LATEST, parts)
 
+    def _ends_of_those_there(self, parts: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """As :meth:`_ends`, without topics that were deleted."""
+        ends: dict[tuple[str, int], int] = {}
+        if parts:
+            with Consumer(self._bootstrap) as consumer:
+                for part in parts:
+                    with contextlib.suppress(UnknownPartition):
+                        ends |= consumer.offsets_at(LATEST, [part])
+        return ends
+
     async def recover(self) -> list[Span]:
         """Take blocks into account that are in the log and not in the store.
+
+        A topic that was deleted has none.  Blocks that go to one of its name later are noted from its end then.
 
         Raises:
             ApplianceError: a log cannot be read.
         """
-        origins = await asyncio.to_thread(self._origins, self._store.partitions())
+        rows = self._store.partitions()
+        ends = await asyncio.to_thread(self._ends_of_those_there, [row[:2] for row in rows])
+        for topic in sorted({row[0] for row in rows if row[:2] not in ends}):
+            logger.warning("topic %s was deleted: what it had of this input is not looked for", topic)
+        self._begun.intersection_update(ends)
+        # One that ends before what was noted of it is another one of its name, and has blocks from its first one on.
+        there = [(*row[:2], row[2] if row[2] <= ends[row[:2]] else EARLIEST) for row in rows if row[:2] in ends]
+        origins = await asyncio.to_thread(self._origins, there)
         spans = self._store.recover(origins, self.minute())
         if spans:
             logger.info("%d blocks are in the log and were not noted: taken into account", len(spans))

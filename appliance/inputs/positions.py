@@ -50,7 +50,8 @@ create table told (
     what blob not null, primary key (source, name, minute, kind, at));
 """
 _LOOKED: Final = "update store set looked = ?"
-_RAISE_OFFSET: Final = "update partition set offset = max(offset, ?3) where topic = ?1 and number = ?2"
+_SET_OFFSET: Final = "update partition set offset = ?3 where topic = ?1 and number = ?2"
+"""Not the larger one: of a topic that was made again, offsets begin anew."""
 
 
 class BlockOrigin(NamedTuple):
@@ -235,10 +236,10 @@ class PositionStore:
         with self._transaction(is_durable=True):
             self._db.execute("insert or replace into partition values (?, ?, ?)", (topic, partition, offset))
 
-    def raise_offsets(self, rows: Iterable[tuple[str, int, int]]) -> None:
+    def set_offsets(self, rows: Iterable[tuple[str, int, int]]) -> None:
         """Origins before these offsets (topic, partition, offset) are taken into account."""
         with self._transaction():
-            self._db.executemany(_RAISE_OFFSET, rows)
+            self._db.executemany(_SET_OFFSET, rows)
 
     # ---- what is flushed
 
@@ -275,7 +276,7 @@ class PositionStore:
             self._db.executemany(
                 _ADD_TOLD, [(told.source, _stored(told.name), *told[2:]) for told in self._noted_told.values()]
             )
-            self._db.executemany(_RAISE_OFFSET, offsets)
+            self._db.executemany(_SET_OFFSET, offsets)
             self._db.execute(_LOOKED, (msgspec.json.encode(self.looked).decode(),))
         self._noted.clear()
         self._noted_spans.clear()
@@ -304,8 +305,10 @@ class PositionStore:
         """Take into account what the log has behind the offsets of the store.
 
         ``origins``: in the order of each log: origin, topic, partition, offset of the first message, their number.
+        Those that the store has already may be among them.
         """
-        mine = [row for row in origins if row[0].store == self.id]
+        noted = set(self._db.execute("select source, topic, partition, offset from span"))
+        mine = [row for row in origins if row[0].store == self.id and (row[0].source, *row[1:4]) not in noted]
         spans = [
             Span(origin.source, topic, partition, offset, count, *origin[2:6], minute)
             for origin, topic, partition, offset, count in mine
@@ -321,7 +324,7 @@ class PositionStore:
                 )
             self._db.executemany(_ADD_SPAN, spans)
             self._db.executemany(
-                _RAISE_OFFSET,
+                _SET_OFFSET,
                 [(span.topic, span.partition, span.offset + span.messages) for span in spans],
             )
         return spans

@@ -8,7 +8,7 @@ ensemble    the same with three nodes
 small       the same with one, whose disk and /dev/shm are small file systems of its own (``unshare -m``) and whose wall
             clock can be moved (``skewed/sitecustomize.py``)
 network     an appliance without ZooKeeper behind a proxy that cuts connections in the middle of frames
-inputs      one without ZooKeeper on a small disk, with inputs through which all comes: files, syslog, RELP and HTTP
+inputs      one with a ZooKeeper node on a small disk, and inputs through which all comes: files, syslog, RELP and HTTP
 pair        two appliances on one ZooKeeper node, which the first one reaches through a proxy
 ==========  ==========================================================================================================
 """
@@ -198,7 +198,8 @@ def small_disk(directory: Path) -> Iterator[None]:
 def inputs(directory: Path) -> Iterator[Run]:
     files, ports = directory / "logs", [free_port() for _ in range(3)]
     files.mkdir()
-    settings = {"disk.free_bytes_min": 0, "disk.check_ms": 1_000}  # inputs take seconds to start on a busy machine
+    # No LIVENESS: inputs take seconds to start on a busy machine.
+    settings = {"zookeeper.nodes": 1, "disk.free_bytes_min": 0, "disk.check_ms": 1_000} | SESSIONS
     with small_disk(directory / "data"):
         server = Server(directory / "data", **settings | settings_of(files, ports))
         with _run(server, directory, load=InputLoad, files=files, ports=ports) as run:

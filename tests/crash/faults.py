@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from appliance.addresses import PLAINTEXT
+from appliance.bench.local_appliance import LocalAppliance
 from appliance.client import Admin
 from appliance.errors import ApplianceError, TopicExists, Unavailable
 from appliance.wire import native
@@ -241,6 +242,27 @@ def fill_disk_of_input(run: Run) -> None:
 @fault("supervisor killed below inputs", "inputs", TAKEN)
 def kill_supervisor_of_input(run: Run) -> None:
     kill_supervisor(run)
+
+
+@fault("all killed at once below inputs", "inputs", TAKEN)
+def kill_all_of_inputs(run: Run) -> None:
+    """Nobody is left who could see that the others are gone, and end in order."""
+    run.restart(LocalAppliance.kill)
+    run.load.wait_progress()
+
+
+@fault("ZooKeeper stopped below inputs", "inputs", "no input notices; " + TAKEN)
+def stop_zookeeper_of_inputs(run: Run) -> None:
+    with _stopped(run, run.pid("zookeeper")):
+        _wait_named(run, "no quorum")
+        _others_go_on(run)
+        _kill(run, "input")
+    run.load.wait_progress()
+
+
+@fault("ZooKeeper killed below inputs", "inputs", "no input notices; " + TAKEN)
+def kill_zookeeper_of_inputs(run: Run) -> None:
+    _kill(run, "zookeeper")
 
 
 @fault("stopped in order below inputs", "inputs", "none twice, none left out")

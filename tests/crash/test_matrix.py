@@ -17,7 +17,7 @@ from .history import Report
 from .matrix import HEAD, Struck, merge, row
 
 SHORT = (*(pytest.param(bed, marks=pytest.mark.long) for bed in ("box", "small", "inputs", "pair")), "network")
-"""Faults of the long ones take seconds; most have a test of their own, two of the inputs' strike in a test below."""
+"""Faults of the long ones take seconds; most have a test of their own, some of the inputs' strike in a test below."""
 """The bed of three nodes is for ``make chaos``: ``test_zookeeper.py`` has such an ensemble."""
 
 
@@ -27,8 +27,12 @@ def test_faults_one_after_the_other(bed: str, tmp_path: Path) -> None:
     strike_all(bed, faults * (2 if LONG else 1), tmp_path)  # they must be able to strike again
 
 
+BELOW_INPUTS = ("an input killed", "ZooKeeper stopped", "all killed at once")
+"""Those that strike all the time."""
+
+
 def test_inputs_that_are_killed_and_stopped(tmp_path: Path) -> None:
-    strike_all("inputs", [FAULTS["an input killed below inputs"], FAULTS["supervisor killed below inputs"]], tmp_path)
+    strike_all("inputs", [FAULTS[f"{name} below inputs"] for name in BELOW_INPUTS], tmp_path)
 
 
 def strike_all(bed: str, faults: list[Fault], directory: Path) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from appliance.inputs.positions import Origin, PositionStore, Source, Span
+
 MARK = "/nowhere/before the call"
 PROGRAM = """
 import os, sys
@@ -42,3 +44,19 @@ def test_what_must_be_durable_is_synced_before_the_call_returns(tmp_path: Path, 
     calls = re.findall(r"(pwrite64|fdatasync|fsync)\(\d+<\S+/store-wal>", between)
     assert "pwrite64" in calls
     assert (calls[-1] != "pwrite64") == is_durable
+
+
+def test_recovery_begins_where_a_topic_that_was_made_again_has_its_last_block(tmp_path: Path) -> None:
+    """Its offsets are smaller than those of the one before; what is noted is not taken into account a second time."""
+    store = PositionStore(tmp_path / "store")
+    (number,) = store.add_sources([("a", 0, 1, b"x")])
+    store.add_partition("t", 0, 0)
+    spans = [Span(number, "t", 0, offset, 1, start, start + 10, 1, 1, 0) for offset, start in ((1_000, 0), (5, 10))]
+    for span in spans:
+        store.note(Source(number, "a", span.stop, 2, b"x", False), span)
+        store.commit()
+    assert store.offset_of("t", 0) == 6
+    origin = Origin(store.id, number, 10, 20, 1, 1, "x")
+    assert store.recover([(origin, "t", 0, 5, 1)], minute=0) == []
+    assert store.spans(1) == spans
+    store.close()
