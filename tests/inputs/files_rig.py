@@ -140,17 +140,51 @@ class Told:
         return 0
 
 
+class Commits:
+    """What a store was before each of its commits: a power loss takes some of the last ones."""
+
+    def __init__(self) -> None:
+        self._images: list[tuple[list[Any], bytes]] = []
+
+    def commit(self, store: PositionStore) -> None:
+        self._images.append((self._durable(store), store._db.serialize()))
+        store.commit()
+
+    @staticmethod
+    def _durable(store: PositionStore) -> list[Any]:
+        """What is stored durably, and with it whatever was committed before."""
+        sources = store._db.execute("select * from sqlite_sequence").fetchall()
+        return [sources, [row[:2] for row in store.partitions()]]
+
+    def lose(self, store: PositionStore, choose: Callable[[list[bytes]], list[bytes]]) -> None:
+        """Close a store; ``choose``: which image it has then, of those that it may have; none: it keeps all."""
+        now = self._durable(store)
+        images = choose([image for durable, image in self._images if durable == now])
+        self._images.clear()
+        store.close()
+        for image in images:
+            for name in (f"{store.path}-wal", f"{store.path}-shm"):
+                Path(name).unlink(missing_ok=True)
+            store.path.write_bytes(image)
+
+
 class Rig:
     """``directory`` has the files; :meth:`look` is what the input does from time to time."""
 
     def __init__(
-        self, base: Path, include: str = "*.log*", store: Path | None = None, exclude: str = "*.gz", **settings: Any
+        self,
+        base: Path,
+        include: str = "*.log*",
+        store: Path | None = None,
+        exclude: str = "*.gz",
+        log: Log | None = None,
+        **settings: Any,
     ) -> None:
         """``store``: the directory of the positions, such as one in memory, where a flush takes no time."""
         self.directory = base / "logs"
         self.directory.mkdir()
         self._store_path = (store or base) / "positions.sqlite"
-        self.log = Log()
+        self.log = Log() if log is None else log
         self.guard = Guard(base / "data")
         self.heart = alone()
         self.now_ms = 0.0
@@ -166,7 +200,7 @@ class Rig:
         """Of files, by their names, that are not TOPIC."""
         self.written: list[bytes] = []
         self._loop = asyncio.new_event_loop()
-        self._before_commit: tuple[list[Any], bytes] | None = None
+        self._commits = Commits()
         self._begin()
 
     def _begin(self) -> None:
@@ -225,29 +259,20 @@ class Rig:
         self.kill()
 
     def commit(self) -> None:
-        self._before_commit = self._durable(), self.store._db.serialize()
-        self.store.commit()
+        self._commits.commit(self.store)
 
-    def _durable(self) -> list[Any]:
-        """What is stored durably, and with it whatever was committed before."""
-        sources = self.store._db.execute("select * from sqlite_sequence").fetchall()
-        return [sources, [row[:2] for row in self.store.partitions()]]
-
-    def lose_power(self) -> None:
-        """As :meth:`kill`; and the last commit is gone, unless something was stored durably after it."""
-        before = self._before_commit
-        is_gone = before is not None and before[0] == self._durable()
-        self._end()
-        if is_gone and before is not None:
-            for name in (f"{self._store_path}-wal", f"{self._store_path}-shm"):
-                Path(name).unlink(missing_ok=True)
-            self._store_path.write_bytes(before[1])
+    def lose_power(self, choose: Callable[[list[bytes]], list[bytes]] = lambda images: images[-1:]) -> None:
+        """As :meth:`kill`; and the last commit is gone, or those that ``choose`` says, but nothing durable is."""
+        self._commits.lose(self.store, choose)
+        self._close_files()
         self.log.held = None
-        self._before_commit = None
         self._begin()
 
     def _end(self) -> None:
         self.store.close()
+        self._close_files()
+
+    def _close_files(self) -> None:
         for generation in self.engine._generations.read:
             generation.close()
 
