@@ -121,6 +121,16 @@ def file_numbers(fd: int = AT_FDCWD, path: str = "") -> tuple[int, int, int]:
     return os.makedev(major, minor), inode, seconds * 1_000_000_000 + nanoseconds if mask & STATX_BTIME else 0
 
 
+OVERLAY: Final = 0x794C7630
+_STATFS_BYTES: Final = 256
+
+
+def is_in_overlay(fd: int) -> bool:
+    """Whether an open file is in an overlay, as those of containers are (fstatfs(2))."""
+    answer = ctypes.create_string_buffer(_STATFS_BYTES)
+    return not _library.fstatfs(fd, answer) and struct.unpack_from("I", answer)[0] == OVERLAY
+
+
 # ---- memory
 
 MAP_FIXED: Final = 0x10

@@ -48,6 +48,7 @@ _TIME: Final = varint(4) + b"time"
 SEVERITY_OF: Final = {word: name for name, words in _SEVERITIES.items() for word in words.split()}
 """syslog's names of severities, by the words that others have."""
 
+CROWDED: Final = "all connections that this input takes (connections_max) are in use"
 RETRY_AFTER_S: Final = {408: 1, 429: 1, 503: 5}
 _NDJSON: Final = frozenset(
     {

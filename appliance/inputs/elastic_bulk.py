@@ -23,6 +23,7 @@ from .bodies import (
     BATCH_RECORDS,
     JSON_FAULTS,
     NAME_CHARS_MAX,
+    RETRY_AFTER_S,
     BodyFault,
     BodyTooLarge,
     HttpAnswer,
@@ -134,8 +135,10 @@ class ElasticBulk:
         yield from groups.values()
 
     def accepted(self, request: HttpRequest, outcome: RequestOutcome) -> HttpAnswer:
-        prefix = os.urandom(9).hex()
         refused = outcome.refused
+        if len(refused) == len(self._items) and all(status in RETRY_AFTER_S for status, _ in refused.values()):
+            return self.fault(request, *next(iter(refused.values())))  # clients do not send items of 503 again
+        prefix = os.urandom(9).hex()
         items = [_row(item, f"{prefix}{number}", refused.get(number)) for number, item in enumerate(self._items)]
         return _answer(200, encode_json({"took": 0, "errors": bool(refused), "items": items}))
 

@@ -75,7 +75,7 @@ from ..input_settings import Files
 from ..shared.heartbeats import Heart
 from .file_access import FileAccess, fits_or_close
 from .files_settings import FilesSettings, files_settings
-from .generation import MARKS_MAX, FileKey, Generation, Identity
+from .generation import MARKS_MAX, NOT_SEEN, FileKey, FileState, Generation, Identity
 from .generation_reader import RETRY_MS, GenerationReader, ReadOutcome
 from .generations import Generations
 from .guard import Guard
@@ -272,7 +272,7 @@ class FilesInput:
                 generation.path = path
                 if generation.fd >= 0:
                     self._access.note_read(path)
-                if (status.st_size, status.st_mtime_ns) != generation.looked:
+                if FileState.of(status) != generation.looked:
                     generation.is_dirty = True
         return paths
 
@@ -313,7 +313,7 @@ class FilesInput:
             if generation.key not in present:
                 ending.remove(generation)
                 present[generation.key] = generation
-                generation.path, generation.looked, generation.is_dirty = paths[generation.key], (-1, -1), True
+                generation.path, generation.looked, generation.is_dirty = paths[generation.key], NOT_SEEN, True
 
     def _take_new(self, paths: Mapping[FileKey, str]) -> None:
         """Begin, or go on with, the generations of files that are not known by their inode."""

@@ -22,6 +22,21 @@ MARKS_MAX: Final = 4
 """Earlier positions of a file, by whose hashes its copies are known."""
 
 
+class FileState(NamedTuple):
+    """By what it is seen that a file may have changed.  ``changed_ns`` cannot be set back, as its time can."""
+
+    size: int
+    time_ns: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileState:
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+NOT_SEEN: Final = FileState(-1, -1, -1)
+
+
 class FileKey(NamedTuple):
     """Which file it is, whatever its names are: no other one has had the same.
 
@@ -41,6 +56,12 @@ class FileKey(NamedTuple):
     def is_on_another_device(self, other: FileKey) -> bool:
         """Whether only the number of the device differs, as after a start of the machine it may."""
         return 0 < self.born_ns == other.born_ns and self.inode == other.inode and self.device != other.device
+
+    def is_copied_up_as(self, other: FileKey, fd: int) -> bool:
+        """Whether this file is the other one, open as ``fd``: an overlay copies it with the first write, and it is
+        born anew then."""
+        is_same = self[:2] == other[:2] and 0 < self.born_ns < other.born_ns
+        return is_same and libc.is_in_overlay(fd)
 
     def may_be_copy_of(self, other: FileKey) -> bool:
         """Not if it was made before."""
@@ -139,7 +160,7 @@ class Generation:
         self.read_at = position  # the next byte to read
         self.last_bytes = b""  # those before read_at
         self.head = b""  # the first HEAD_BYTES, as far as they were read
-        self.looked = -1, -1  # size and time of change, as seen last
+        self.looked = NOT_SEEN  # as seen last
         self.seen_bytes = position  # the size that it had at most
         self.in_flight: InOrder[tuple[Block, Identity]] | None = None  # None: nothing was sent yet
         self.retry_ms = 0.0

@@ -20,7 +20,7 @@ from typing import Final
 from ..errors import ApplianceError, StorageFault
 from ..records.encode import encode_headers
 from .files_settings import FilesSettings
-from .generation import HEAD_BYTES, TAIL_BYTES, Generation, Identity
+from .generation import HEAD_BYTES, NOT_SEEN, TAIL_BYTES, FileState, Generation, Identity
 from .in_order import InOrder
 from .ledger import Ledger
 from .lines import Block, Encoding, LineReader
@@ -166,6 +166,7 @@ class GenerationReader:
         generation.tail = encode_headers(settings.headers_of(generation.path))
         record_bytes = 24 + len(generation.tail)
         room = place.block_bytes_max - record_bytes - ORIGIN_BYTES
+        self._begin_head(generation)
         generation.reader = LineReader(
             generation.committed,
             generation.committed_line,
@@ -174,15 +175,19 @@ class GenerationReader:
             block_bytes_max=room,
             record_bytes=record_bytes,
             starts=settings.starts,
+            is_blank=generation.committed_line == 1 and not generation.head.strip(b"\0"),
         )
         generation.read_at, generation.last_bytes = generation.committed, b""
+        return True
+
+    def _begin_head(self, generation: Generation) -> None:
+        """The first bytes, as far as they were read."""
         generation.head = b""
         if generation.unpacker is not None:
             generation.head = generation.unpacker.head[: generation.committed]
-            return True
+            return
         with contextlib.suppress(OSError):
             generation.head = os.pread(generation.fd, min(HEAD_BYTES, generation.committed), 0)
-        return True
 
     def _encoding(self, generation: Generation) -> Encoding:
         if self._settings.encoding == "utf-16":
@@ -193,7 +198,7 @@ class GenerationReader:
     def _is_whole(self, generation: Generation) -> bool:
         """Whether the file still has what was read of it.  Raises OSError."""
         status = os.fstat(generation.fd)
-        looked = status.st_size, status.st_mtime_ns
+        looked = FileState.of(status)
         if looked == generation.looked:
             return True
         count = len(generation.last_bytes)
@@ -255,7 +260,7 @@ class GenerationReader:
         """Tell of the first bytes of a file that are in no message, and commit that before anything behind them is
         sent: the log has no origin that a recovery could go on from."""
         at = generation.source, generation.path, block.start, block.stop
-        self._ledger.note_gap(*at, "bytes", "NUL bytes at the beginning")
+        self._ledger.note_gap(*at, "bytes", "NUL bytes at the beginning", is_one_of_many=True)
         self._note_flushed(generation, (block, generation.marks[-1]), Placed("", 0, 0, 0))
         with contextlib.suppress(StorageFault):  # it stays noted, and the process tells when it tries again
             self._store.commit()
@@ -286,4 +291,4 @@ class GenerationReader:
         generation.reader = None
         generation.read_at = generation.committed
         generation.last_bytes = b""
-        generation.looked = -1, -1
+        generation.looked = NOT_SEEN

@@ -107,11 +107,15 @@ class Generations:
     def is_lost(self, generation: Generation) -> bool:
         return generation in self._lost
 
-    def lost_of_file(self, key: FileKey, path: str) -> list[Generation]:
-        """The lost ones of a file, also under another number of its device, with the same path then."""
+    def lost_of_file(self, key: FileKey, path: str, fd: int) -> list[Generation]:
+        """The lost ones of a file that is open as ``fd``; also under other numbers, with the same path then."""
         of_file = [generation for generation in self._lost_by_key.get(key, ()) if self.is_lost(generation)]
         of_path = (generation for generation in self._lost_by_path.get(path, ()) if self.is_lost(generation))
-        return of_file + [generation for generation in of_path if generation.key.is_on_another_device(key)]
+        return of_file + [
+            generation
+            for generation in of_path
+            if generation.key.is_on_another_device(key) or generation.key.is_copied_up_as(key, fd)
+        ]
 
     def lost_like(self, path: str) -> list[Generation]:
         """The lost ones that rotation may have given the name ``path``."""

@@ -16,10 +16,11 @@ the body is wrong, and nothing of it was taken.  413: it never fits.  408, 429 a
 comes again may be in the log twice.
 
 Bounds: ``connections_max`` connections; when there is no place, the oldest that waits for its sender gives way, of the
-address that has most.  A head has HEAD_BYTES_MAX and comes within HEAD_MS_MAX; a connection has PIPELINE_MAX requests
-that wait for their turn.  A body comes with RATE_BYTES_MIN a second after BODY_S and has ``body_bytes_max``, packed and
-unpacked; all bodies in hand have BODIES_FACTOR times that, of which WORK_BYTES_MAX are parsed at a time
-(:mod:`.work_room`).  What is on its way to a topic stays counted, also when its sender was told to send it again.
+address that has most, and if none does, what comes is answered 503.  A head has HEAD_BYTES_MAX and comes within
+HEAD_MS_MAX; a connection has PIPELINE_MAX requests that wait for their turn.  A body comes with RATE_BYTES_MIN a second
+after BODY_S and has ``body_bytes_max``, packed and unpacked; all bodies in hand have BODIES_FACTOR times that, of which
+WORK_BYTES_MAX are parsed at a time (:mod:`.work_room`).  What is on its way to a topic stays counted, also when its
+sender was told to send it again.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from ..records.batch import CODECS
 from ..records.compression import GZIP, NONE, ZSTD, decompress
 from ..security.secret_files import read_secret_file
 from .bodies import (
+    CROWDED,
     RETRY_AFTER_S,
     BodyFault,
     BodyReader,
@@ -158,7 +160,11 @@ class HttpInput:
         from ..web.server import HttpServer
         from .http_connection import SenderConnection, SenderPlaces
 
-        bounds = {"places": SenderPlaces(self._settings.connections_max), "on_fault": staticmethod(self._note_fault)}
+        bounds = {
+            "places": SenderPlaces(self._settings.connections_max),
+            "on_fault": staticmethod(self._note_fault),
+            "on_crowded": staticmethod(self._note_crowded),
+        }
         settings = uvicorn.Config(
             self._serve,
             http=type("BoundedConnection", (SenderConnection,), bounds),
@@ -216,6 +222,8 @@ class HttpInput:
             if (answer := _greeting(scope["method"], request.path)) is None:
                 is_upload = request.path.rstrip("/") == UPLOAD_PATH
                 reader = LINES if is_upload else self._reader_of(request)
+                if connection.is_in_lobby and connection.places.is_crowded:
+                    raise Rejected(503, CROWDED)
                 if scope["method"] not in ("POST", "PUT"):
                     raise Rejected(405, f"{scope['method']} {request.path[:100]}: logs are sent by POST")
                 if is_upload:
@@ -459,10 +467,11 @@ class HttpInput:
             self._note_refused(host, _REASONS.get(rejected.status, "malformed"), 1)
 
     def _note_refused_records(self, request: HttpRequest, outcome: RequestOutcome) -> None:
-        reasons = Counter(status for status, _ in outcome.refused.values())
-        for status, count in reasons.items():
+        counts = Counter(status for status, _ in outcome.refused.values())
+        reasons = dict(outcome.refused.values())
+        for status, count in counts.items():
             if status in RETRY_AFTER_S:
-                self._ledger.note_trouble(0, request.host, f"answered {status} for records")
+                self._ledger.note_trouble(0, request.host, f"answered {status} for records: {reasons[status]}")
             else:
                 self._note_refused(request.host, _REASONS.get(status, "malformed"), count)
 
@@ -476,6 +485,9 @@ class HttpInput:
         self._refused_sources[host] += records
         self._ledger.note_refused(0, host, reason, records)
         self._ledger.note_trouble(0, host, f"records are refused: {reason}")
+
+    def _note_crowded(self, host: str) -> None:
+        self._ledger.note_trouble(0, host, CROWDED)
 
     def _note_fault(self, host: str) -> None:
         """Count bytes that are no HTTP."""

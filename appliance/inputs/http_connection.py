@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..addresses import host_of_peer
 from ..wire.sockets import set_options
+from .bodies import CROWDED, RETRY_AFTER_S
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 HEAD_MS_MAX: Final = 10_000
@@ -23,6 +24,14 @@ _silent = logging.getLogger(f"{__name__}.silent")
 _silent.setLevel(logging.ERROR)  # what is no HTTP is counted, and not worth a line each time
 
 
+LOBBY_MAX: Final = 50
+"""Connections beyond ``connections_max`` that are kept to be told so when their requests come."""
+_CROWDED: Final = (
+    f"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\ncontent-length: {len(CROWDED) + 1}\r\n"
+    f"retry-after: {RETRY_AFTER_S[503]}\r\nconnection: close\r\n\r\n{CROWDED}\n"
+).encode()
+
+
 class SenderPlaces:
     """The connections by the address of their sender, in the order in which they came."""
 
@@ -32,19 +41,25 @@ class SenderPlaces:
         self._by_host: dict[str, dict[SenderConnection, None]] = {}
 
     def enter(self, connection: SenderConnection) -> bool:
-        """Let another connection give way if there is no place; False if none can."""
+        """Let another connection give way if there is no place.  False if none can, and the lobby is full."""
         self._by_host.setdefault(connection.host, {})[connection] = None
         self._count += 1
-        if self._count <= self._connections_max:
+        if self.is_crowded:
+            for crowd in sorted(self._by_host.values(), key=len, reverse=True):
+                for other in crowd:
+                    if other is not connection and not other.is_answering:
+                        self.leave(other)
+                        other.give_way()
+                        return True
+        if self._count <= self._connections_max + LOBBY_MAX:
             return True
-        for crowd in sorted(self._by_host.values(), key=len, reverse=True):
-            for other in crowd:
-                if other is not connection and not other.is_answering:
-                    self.leave(other)
-                    other.transport.abort()
-                    return True
         self.leave(connection)
         return False
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether there are more than may be served."""
+        return self._count > self._connections_max
 
     def leave(self, connection: SenderConnection) -> None:
         crowd = self._by_host.get(connection.host, {})
@@ -60,6 +75,7 @@ class SenderConnection(HttpToolsProtocol):
 
     places: ClassVar[SenderPlaces]
     on_fault: ClassVar[Callable[[str], None]]
+    on_crowded: ClassVar[Callable[[str], None]]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -68,14 +84,30 @@ class SenderConnection(HttpToolsProtocol):
         self.host = host_of_peer(peer)
         self.is_answering = False
         """Whether a request has come whole, and its messages are on their way."""
+        self.is_in_lobby = False
+        """Whether it came when all places were taken."""
         self._head_since: float | None = self.loop.time()
         self._unread_since: float | None = None
         self._quiet_bytes = 0  # since the last piece of a body, or end of a head
         self.app_state = {**self.app_state, "connection": self}
-        if peer is None or not self.places.enter(self):
+        if peer is None:
             transport.abort()
             return
+        if not self.places.enter(self):
+            self.give_way()
+            return
+        self.is_in_lobby = self.places.is_crowded
         set_options(transport.get_extra_info("socket"), peer[0])
+
+    def give_way(self) -> None:
+        """Close it, and tell its sender why if that waits for an answer, or has never asked for one."""
+        type(self).on_crowded(self.host)
+        cycle = self.cycle
+        is_between = self._head_since is None and (cycle is None or cycle.response_complete)
+        is_in_answer = cycle is not None and cycle.response_started and not cycle.response_complete
+        if not (is_between or is_in_answer or self.transport.get_write_buffer_size()):
+            self.transport.write(_CROWDED)
+        self.transport.abort()  # close() would wait for a sender that does not read
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.places.leave(self)

@@ -35,7 +35,7 @@ TAKEN_BYTES_MAX: Final = 8 << 20
 LEARN_S: Final = 30.0
 """How long what is known of a topic is used: its settings may change."""
 SLOW_S: Final = 2.0
-"""After so long without an answer about a topic, look whether it is there."""
+"""After so long without an answer, look whether the topic is there, and what keeps it from taking anything."""
 DRAIN_POLL_S: Final = 0.01
 
 
@@ -114,18 +114,32 @@ class Intake:
             ApplianceError: the topic does not take them now, or never, or there is none any more.  Some may be in the
                 log all the same.
         """
+        self._check_trouble(topic)
         flushed = await self.begin(source, topic, messages)
-        while not flushed.done():
-            await asyncio.wait([flushed], timeout=SLOW_S)
-            if not flushed.done():
-                try:
-                    await asyncio.shield(self._ask(topic))
-                except UnknownPartition:
-                    flushed.add_done_callback(asyncio.Future.exception)  # nobody waits for it any more
-                    raise
-                except ApplianceError:  # such as a restart
-                    continue
+        try:
+            while not flushed.done():
+                await asyncio.wait([flushed], timeout=SLOW_S)
+                if not flushed.done():
+                    await self._check_topic(topic)
+        except ApplianceError:
+            flushed.add_done_callback(asyncio.Future.exception)  # nobody waits for it any more
+            raise
         await flushed
+
+    async def _check_topic(self, topic: str) -> None:
+        """Raises ApplianceError: there is none any more, or it has taken nothing for long, and the reason is known."""
+        self._check_trouble(topic)
+        try:
+            await asyncio.shield(self._ask(topic))
+        except UnknownPartition:
+            raise
+        except ApplianceError:  # such as a restart
+            pass
+
+    def _check_trouble(self, topic: str) -> None:
+        error = self._outlet.lasting_trouble(topic, SLOW_S)
+        if error is not None and not isinstance(error, UnknownPartition):  # that is asked: it may have been made again
+            raise error.with_traceback(None)  # it is one object for all, and would keep the frames of each
 
     async def begin(self, source: str, topic: str, messages: Sequence[InputMessage]) -> asyncio.Future[None]:
         """As :meth:`put`, but return when the messages have their place in the order; the result comes when all are

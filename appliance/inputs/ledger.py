@@ -60,7 +60,10 @@ GAP: Final = "gap"
 REFUSED: Final = "refused"
 """Kinds of :class:`.positions.Told`."""
 TROUBLE_S: Final = 60
+TROUBLES_MAX: Final = 50
+"""Reasons that are in the log in a minute: some name what a sender has sent, such as an application."""
 TROUBLE_CHARS_MAX: Final = 500
+MORE_TROUBLES: Final = "for more reasons than are in the log each minute"
 
 
 SourceName = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
@@ -188,6 +191,7 @@ class Ledger:
     ) -> None:
         """Something of a source was lost before it could be read.
 
+        What follows the last one of its minute, for the same reason, is one with it.
         ``is_one_of_many``: whoever sends may make any number of them, so only the first of a minute is in the log.
         """
         source, reason = shown_name(source), shown_name(reason)
@@ -195,9 +199,12 @@ class Ledger:
         if not (is_one_of_many and key in self._gaps):
             end = "?" if stop is None else stop
             logger.warning("%s: %s from %d to %s are lost: %s", source, unit, start, end, reason)
-        self._stats = msgspec.structs.replace(self._stats, gaps=self._stats.gaps + 1)
         rows = self._gaps.setdefault(key, [])
-        if not rows or (self._waiting < GAPS_MAX and len(rows) < SOURCE_GAPS_MAX):
+        follows = bool(rows) and (rows[-1].stop, rows[-1].unit, rows[-1].reason) == (start, unit, reason)
+        self._stats = msgspec.structs.replace(self._stats, gaps=self._stats.gaps + (not follows))
+        if follows:
+            rows[-1] = Gap(rows[-1].start, stop, unit, reason)
+        elif not rows or (self._waiting < GAPS_MAX and len(rows) < SOURCE_GAPS_MAX):
             self._waiting += 1
             rows.append(Gap(start, stop, unit, reason))
         else:
@@ -221,12 +228,14 @@ class Ledger:
         self._stats = msgspec.structs.replace(self._stats, trouble=f"{source}: {reason}"[:TROUBLE_CHARS_MAX])
         self._trouble_source = number
         now = now_ms() / 1000
+        if reason not in self._troubles and len(self._troubles) >= TROUBLES_MAX:
+            self._troubles = {told: row for told, row in self._troubles.items() if now - row[0] < TROUBLE_S}
+            if len(self._troubles) >= TROUBLES_MAX:
+                reason = MORE_TROUBLES
         since, count = self._troubles.get(reason, (now - TROUBLE_S, 0))
         if now - since >= TROUBLE_S:
             again = f" ({count} times more in the last minute)" if count else ""
             logger.warning("%s waits: %s%s", source, reason, again)
-            if len(self._troubles) > 100:
-                self._troubles.clear()
             self._troubles[reason] = now, 0
         else:
             self._troubles[reason] = since, count + 1

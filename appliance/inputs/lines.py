@@ -57,6 +57,7 @@ class LineReader:
 
     Args:
         line: the number of the line there, from 1.
+        is_blank: whether the file has nothing but NUL bytes before it.
         starts: whether a line (without its break, in UTF-8) begins an event; None: every line is one.
         block_bytes_max: bound of the values of a block, with ``record_bytes`` for each beside its value.
     """
@@ -71,6 +72,7 @@ class LineReader:
         block_bytes_max: int,
         record_bytes: int = 24,
         starts: Callable[[bytes], bool] | None = None,
+        is_blank: bool = False,
     ) -> None:
         assert message_bytes_max + record_bytes <= block_bytes_max
         self._encoding = encoding
@@ -81,6 +83,7 @@ class LineReader:
         self._record_bytes = record_bytes
         self._starts = starts
         self._position, self._line = position, line
+        self._is_blank = position == 0 or is_blank
         self._held = b""  # the beginning of a line
         self._part = 0  # parts of that line that were returned
         self._event: list[bytes] = []  # lines of the event that may go on, raw, with their breaks
@@ -109,17 +112,19 @@ class LineReader:
     def feed(self, data: bytes) -> list[Block]:
         """Take the bytes that follow; return the messages that are complete."""
         skipped = 0
-        if self._position == 0 and not self._held and not self._event and data[:1] == b"\0" and self._break == b"\n":
-            skipped = len(data) - len(data.lstrip(b"\0"))
-            data = data[skipped:]
+        if self._is_blank and data:
+            if data[:1] == b"\0" and self._break == b"\n":
+                skipped = len(data) - len(data.lstrip(b"\0"))
+                data = data[skipped:]
+            self._is_blank = not data
         if self._held:
             data = self._held + data
         end = self._last_break(data)
         self._held = data[end:]
         blocks: list[Block] = []
         if skipped:
-            blocks.append(Block([], 0, skipped, self._line, 0, 0, skipped))
-            self._position = skipped
+            blocks.append(Block([], self._position, self._position + skipped, self._line, 0, 0, skipped))
+            self._position += skipped
         if end:
             raw = data[:end] if end < len(data) else data
             if self._starts is not None:

@@ -10,6 +10,7 @@ Everything here but the producer's callbacks runs in one asyncio loop.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -81,6 +82,14 @@ class Outlet:
     def partition_of(self, topic: str, key: bytes) -> int:
         """The partition of a key, of a topic that was learned."""
         return partition_for(key, len(self._producer.partitions(topic)))
+
+    def lasting_trouble(self, topic: str, lasting_s: float) -> ApplianceError | None:
+        """What has kept a topic from taking anything for so long, such as a full disk; what was sent still waits."""
+        for trouble in self._producer.troubles():
+            part = trouble.topic_partition
+            if (part is None or part[0] == topic) and time.monotonic() - trouble.since_s >= lasting_s:
+                return trouble.error
+        return None
 
     async def room(self) -> None:
         """Wait until something may be sent.  Then send it before anything else is awaited."""

@@ -43,7 +43,7 @@ class Recognizer:
     def lost_generation(self, fd: int, key: FileKey, path: str) -> Generation | None:
         """The generation that lost its file, and goes on in this one.  Raises OSError."""
         size = os.fstat(fd).st_size
-        same = self._generations.lost_of_file(key, path)
+        same = self._generations.lost_of_file(key, path, fd)
         others = [
             generation
             for generation in (*self._generations.lost_like(path), *self._drained_like(path))

@@ -14,6 +14,8 @@ import uvicorn
 
 ACCEPT_PAUSE_S: Final = 1.0
 """How long the listener is left alone after a connection that could not be accepted."""
+ACCEPT_TOLD_S: Final = 60.0
+"""How often that is in the log."""
 HANDSHAKES_MAX: Final = 1_000
 """At a time; another one ends the oldest."""
 
@@ -50,6 +52,7 @@ class HttpServer(uvicorn.Server):
         self._tls = tls or {}
         self._handshake_s_max = handshake_s_max
         self._accepted: dict[asyncio.Task[Any], None] = {}
+        self._tell_s = -ACCEPT_TOLD_S
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
@@ -71,7 +74,9 @@ class HttpServer(uvicorn.Server):
         except (BlockingIOError, ConnectionError):  # it has gone
             return
         except OSError as error:
-            logger.warning("a connection to %s is not accepted: %s", self._name, error.strerror)
+            if loop.time() >= self._tell_s:
+                self._tell_s = loop.time() + ACCEPT_TOLD_S
+                logger.warning("a connection to %s is not accepted: %s", self._name, error.strerror)
             loop.remove_reader(sock.fileno())
             loop.call_later(ACCEPT_PAUSE_S, self._listen, sock)
             return

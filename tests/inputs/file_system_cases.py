@@ -109,6 +109,19 @@ def copy_up_and_stop(rig: Rig) -> None:
     rig.write("box/app.log", 2)
 
 
+def copy_up_while_nothing_runs(rig: Rig) -> None:
+    """The first write comes while the input is stopped."""
+    overlay = Overlay(rig)
+    rig.write("app.log", 3)
+    rig.path("app.log").rename(overlay.lower / "app.log")
+    overlay.mount()
+    rig.look()
+    for _ in range(2):
+        rig.stop()
+        rig.write("box/app.log", 2)
+        rig.look(20_000)
+
+
 def remount_overlay(rig: Rig) -> None:
     """Its files have another device then, while the input runs."""
     overlay = Overlay(rig)
@@ -155,7 +168,7 @@ def rotate_on_tmpfs(rig: Rig) -> None:
 CASES: dict[str, Callable[[Rig], None]] = {
     case.__name__: case
     for case in (
-        *(bind_twice, bind_over, copy_up, copy_up_and_stop),
+        *(bind_twice, bind_over, copy_up, copy_up_and_stop, copy_up_while_nothing_runs),
         *(remount_overlay, remount_overlay_while_nothing_runs, rotate_on_tmpfs),
     )
 }

@@ -121,7 +121,9 @@ class Told:
         if self._store.offset_of(topic, partition) is None:
             self._store.add_partition(topic, partition, 0)
 
-    def note_gap(self, number: int, source: str, start: int, stop: int | None, unit: str, reason: str) -> None:
+    def note_gap(
+        self, number: int, source: str, start: int, stop: int | None, unit: str, reason: str, **_: bool
+    ) -> None:
         self.gaps.append((source, start, stop, reason))
 
     def note_unread(self, reason: str) -> None:

@@ -234,6 +234,27 @@ def test_a_file_that_is_replaced_while_its_topic_cannot_be_written_is_not_taken_
     assert [gap[1:3] for gap in rig.gaps] == [(15, 30), (30, None)]
 
 
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_file_that_was_rewritten_to_its_size_and_has_its_time_again_is_another_one(
+    rig: Rig, is_stopped: bool
+) -> None:
+    """As a program does that copies a file and its times over another one."""
+    rig.write("app.log", 5, width=100)
+    rig.settle()
+    path = rig.path("app.log")
+    times, read = path.stat(), rig.written
+    if is_stopped:
+        rig.stop()
+    rig.wait_for_tick()
+    path.write_bytes(b"")
+    rig.written = []
+    rig.write("app.log", 5, width=100)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (times.st_size, times.st_mtime_ns)
+    rig.settle()
+    assert (rig.lost(), rig.doubled(), rig.log.values) == ([], [], read + rig.written)
+
+
 def test_a_file_that_was_rewritten_to_its_size_and_ends_as_before_is_another_one(rig: Rig) -> None:
     """As a program does whose lines have one length, and end alike."""
     rig.write("app.log", width=100)

@@ -48,6 +48,9 @@ class Outlet:
             raise ZooKeeperAway("no session")
         return BLOCK_BYTES_MAX + ORIGIN_BYTES
 
+    def lasting_trouble(self, topic: str, lasting_s: float) -> None:
+        return None
+
     def partition_of(self, topic: str, key: bytes) -> int:
         return sum(key) % self.partitions
 

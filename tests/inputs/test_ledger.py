@@ -18,6 +18,7 @@ from appliance.inputs.ledger import (
     GAPS_MAX,
     MORE,
     SOURCE_GAPS_MAX,
+    TROUBLES_MAX,
     Gap,
     Ledger,
     LedgerRow,
@@ -123,6 +124,17 @@ def test_refusals_without_gaps_have_one_row(ledger: Ledger, topic: Topic) -> Non
     assert [(row.refused, row.gaps) for row in topic.rows] == [({"no host": 3}, [])]
 
 
+def test_gaps_that_follow_each_other_are_one(ledger: Ledger, topic: Topic) -> None:
+    for start in range(0, 100, 10):
+        ledger.note_gap(1, "app.log", start, start + 10, "bytes", "NUL bytes")
+    ledger.note_gap(1, "app.log", 100, 110, "bytes", "removed")
+    ledger.note_gap(1, "app.log", 120, None, "bytes", "removed")
+    assert ledger.stats().gaps == 3
+    ledger._store.commit()
+    asyncio.run(ledger.publish(everything=True))
+    assert [(gap.start, gap.stop) for row in topic.rows for gap in row.gaps] == [(0, 100), (100, 110), (120, None)]
+
+
 def test_gaps_beyond_those_that_may_wait_are_counted_in_the_last_one(
     ledger: Ledger, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +173,27 @@ def test_a_sender_of_many_gaps_has_one_warning_a_minute(
     assert ledger.stats().gaps == 15
     lose(ledger, 2, "app.log")
     assert len(caplog.records) == 5, "files say each of theirs"
+
+
+def test_trouble_has_a_line_a_minute_for_each_reason_however_many_a_sender_makes(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: reasons that name what a sender has sent, such as an application."""
+    now_ms = 1_000.0
+    monkeypatch.setattr(module, "now_ms", lambda: now_ms)
+    for _ in range(2):
+        for at in range(1_000):
+            ledger.note_trouble(0, "10.0.0.7", f"topic logs-{at}: too many")
+        assert ledger.stats().trouble == "10.0.0.7: topic logs-999: too many"
+        assert len(caplog.records) == TROUBLES_MAX + 1
+        caplog.clear()
+        now_ms += 60_000
+    for _ in range(3):
+        ledger.note_trouble(0, "10.0.0.7", "no topic")
+    now_ms += 60_000
+    ledger.note_trouble(0, "10.0.0.7", "no topic")
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["10.0.0.7 waits: no topic", "10.0.0.7 waits: no topic (2 times more in the last minute)"]
 
 
 def test_a_source_whose_name_is_no_utf_8_has_rows_with_its_bytes_escaped(tmp_path: Path, topic: Topic) -> None:
