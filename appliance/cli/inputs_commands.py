@@ -24,7 +24,7 @@ from .service_commands import ConfigOption, OverridesOption
 from .target import ConnectOption, DataOption, JsonOption, address, cluster, data_dir, running_dir
 
 if TYPE_CHECKING:
-    from ..inputs.ledger import LedgerRow
+    from ..inputs.ledger import LedgerReading, LedgerRow
     from ..processes.messages import InputStats
 
 SERVICE_DATA = Path("/var/lib/appliance")
@@ -35,6 +35,7 @@ PACKAGED = Path("/etc/appliance/appliance.toml")
 LISTED = {"files": "include", "journal": "matches"}
 """The key of what `add` is given, for types that do not listen."""
 FIND_MS_MAX = 60_000
+TEXT_MATCHES_MAX = 100
 app = typer.Typer(no_args_is_help=True, help="Logs that are taken in without a shipper: add, check, account for.")
 
 
@@ -348,7 +349,8 @@ def _print_audit(
 @app.command()
 def find(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file or a sender, as the ledger names it.")],
-    line: Annotated[int, typer.Option("--line", min=1, help="Number of the line of the file, from 1.")],
+    line: Annotated[int | None, typer.Option("--line", min=1, help="Number of the line of the file, from 1.")] = None,
+    text: Annotated[str | None, typer.Option("--text", help="What the lines have in them.")] = None,
     since: LedgerSinceOption = "-7d",
     until: Annotated[str, typer.Option("--until", metavar="-1d|TIME", help="Rows from before then.")] = "latest",
     topic: LedgerTopicOption = "ledger",
@@ -367,6 +369,9 @@ def find(
     refused, not published yet, or from before the ledger.  A search takes a minute at most: --since and --until say
     where.
 
+    With --text it reads the messages of the source, and says which lines have the text: their numbers, and where they
+    are; the first 100.
+
     Bytes of a name that are no UTF-8 are \\xff, as `appliance inputs ledger` shows them.
 
     [b]Examples[/b]
@@ -374,17 +379,25 @@ def find(
         appliance inputs find /var/log/syslog --line 17 --data /tmp/box
 
         appliance inputs find 10.0.0.7 --line 1200 --since -3h --until -2h --data /tmp/box
+
+        appliance inputs find /var/log/syslog --text "Out of memory" --since -1d --data /tmp/box
     """
     from ..client import Consumer
     from ..inputs.ledger import LedgerReading, published_rows, shown_name
     from ..inputs.line_search import LineSearch, check_places
 
+    if (line is None) == (text is None):
+        raise typer.BadParameter("say which line: by --line or by --text")
     name = shown_name(source)
-    search, reading = LineSearch(name, line), LedgerReading(until_ms=now_ms() + FIND_MS_MAX)
     listener = address(data, connect)
     topics = _topics(listener)
     if topic not in topics:
         raise UnknownPartition(f"there is no topic {topic}: no input has published anything yet")
+    reading = LedgerReading(until_ms=now_ms() + FIND_MS_MAX)
+    if line is None:
+        _find_text(name, text or "", listener, topics, topic, (since, until), reading, as_json=as_json)
+        return
+    search = LineSearch(name, line)
     with Consumer(listener, client_name="appliance-inputs") as consumer:
         times = _timestamp("--since", since), _timestamp("--until", until)
         for row in published_rows(consumer, topic, times[0], reading, source=name, until=times[1]):
@@ -405,6 +418,50 @@ def find(
     ]  # fmt: skip
     columns = ["topic", "partition", "offset", "to_offset", "message", "life", "at"]
     output.print_rows(shown, columns, as_json=as_json)
+
+
+def _find_text(
+    name: str,
+    text: str,
+    listener: str,
+    topics: Collection[str],
+    ledger_topic: str,
+    times: tuple[str, str],
+    reading: LedgerReading,
+    *,
+    as_json: bool,
+) -> None:
+    from ..client import Consumer
+    from ..inputs.ledger import published_rows
+    from ..inputs.text_search import TextSearch
+
+    if not text:
+        raise typer.BadParameter("--text: must not be empty")
+    search = TextSearch(text, topics, TEXT_MATCHES_MAX, now_ms() + FIND_MS_MAX)
+    since, until = _timestamp("--since", times[0]), _timestamp("--until", times[1])
+    with Consumer(listener, client_name="appliance-inputs") as consumer:
+        for row in published_rows(consumer, ledger_topic, since, reading, source=name, until=until):
+            search.add(row)
+        matches = search.matches(consumer)
+    rest = "not all of its messages are there, or could be read: give a later --since, or an earlier --until"
+    is_cut = search.is_cut or reading.is_cut
+    if not matches:
+        raise InvalidRequest(
+            f"no line of {name} that the ledger has since {times[0]} has this text{f'; {rest}' if is_cut else ''};"
+            " `appliance inputs ledger` shows which sources it has"
+        )
+    shown = [
+        {"line": match.line, "topic": match.block.block.topic, "partition": match.block.block.partition,
+         "offset": match.offset, "life": match.block.life, "at": _moment(match.block.minute),
+         "text": match.value.decode("utf-8", "backslashreplace")}
+        for match in matches
+    ]  # fmt: skip
+    columns = ["line", "topic", "partition", "offset", "life", "at", "text"]
+    output.print_rows(shown, columns, as_json=as_json)
+    if is_cut:
+        output.remark(rest)
+    elif len(matches) == TEXT_MATCHES_MAX:
+        output.remark(f"these are the first {TEXT_MATCHES_MAX}; there may be more")
 
 
 def ship(

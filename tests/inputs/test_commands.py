@@ -49,6 +49,17 @@ def test_files_are_added_to_a_running_appliance_and_found_again(tmp_path: Path) 
         ):
             missing = run("inputs", "find", *words, *at)
             assert missing.status and told in missing.err
+        text = ("inputs", "find", str(log), "--text", "o", "--json", *at)
+        assert [(row["line"], row["text"]) for row in succeeding(*text).json] == [(1, "one"), (2, "two")]
+        assert succeeding(*text).json[1]["offset"] == place["offset"]
+        for words, told in (
+            (["--text", "four"], "no line of "),
+            (["--text", ""], "must not be empty"),
+            (["--text", "o", "--line", "1"], "by --line or by --text"),
+            ([], "by --line or by --text"),
+        ):
+            missing = run("inputs", "find", str(log), *words, *at)
+            assert missing.status and told in missing.err.replace("\n", " ")
         find = ("inputs", "find", str(log), "--line", "2", "--json", *at)
         succeeding("topics", "trim", "disk", "--before", "latest", "--yes", *at)
         assert [place["message"] for place in succeeding(*find).json] == ["expired"]
@@ -59,6 +70,8 @@ def test_files_are_added_to_a_running_appliance_and_found_again(tmp_path: Path) 
         assert [place["message"] for place in succeeding(*find).json] == ["another log"]
         succeeding("produce", "disk", str(log), *at)
         assert [place["message"] for place in succeeding(*find).json] == ["another log"]
+        missing = run(*text)
+        assert missing.status and "not all of its messages are there" in missing.err
 
 
 def test_an_appliance_that_reads_another_file_is_named(appliance: Server, tmp_path: Path) -> None:
