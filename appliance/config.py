@@ -319,6 +319,9 @@ class ConsoleSection(Struct, frozen=True):
         str,
         Meta(description='fields of messages that nobody sees there: "payments-*: card, iban; *: password"'),
     ] = ""
+    chart_ms: Annotated[
+        int, Meta(ge=1_000, le=86_400_000, description="the charts have a point each so often, and 360 points")
+    ] = 60_000
     anonymous: Annotated[
         bool,
         Meta(description="who is not logged in sees what User:ANONYMOUS may, although clients have to log in"),

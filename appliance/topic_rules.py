@@ -17,6 +17,18 @@ class TopicRule(NamedTuple):
     what: str
 
 
+def topics_pattern(text: str) -> re.Pattern[str]:
+    """What fits the names that a text with ``*`` stands for.
+
+    What a ``*`` has passed over is not tried again (``(?>``), so that no pattern takes long.
+    """
+    first, *pieces = map(re.escape, text.split("*"))
+    if not pieces:
+        return re.compile(first)
+    *middle, last = pieces
+    return re.compile(first + "".join(f"(?>.*?{piece})" for piece in middle) + ".*" + last)
+
+
 def parse_rules(text: str, example: str) -> list[TopicRule]:
     """The rules in their order.
 
@@ -31,7 +43,7 @@ def parse_rules(text: str, example: str) -> list[TopicRule]:
         pattern, colon, what = (part.strip() for part in rule.partition(":"))
         if not (colon and what and _PATTERN.fullmatch(pattern)):
             raise BadValue(f"{rule!r:.100}: must be TOPICS: and what holds for them, such as {example}")
-        rules.append(TopicRule(re.compile(".*".join(map(re.escape, pattern.split("*")))), what))
+        rules.append(TopicRule(topics_pattern(pattern), what))
     if len(rules) > RULES_MAX:
         raise BadValue(f"has {len(rules)} rules: {RULES_MAX} at most")
     return rules

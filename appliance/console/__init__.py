@@ -3,9 +3,10 @@
 Reading order::
 
     value_decoding    how messages are shown: decoded, and masked
-    message_search    looks for messages, in bounded steps with a cursor
+    message_search    looks for messages of topics, in bounded steps with a cursor
     download          a file of what a search finds
     sql_queries       runs SQL, in bounded processes that may read what the visitor may
+    history           points of the last hours, for the charts
     topic_rows        topics and partitions, from the catalog and shared memory
     observer          polls the state of the appliance while a page is open, at a limited cost
     live_events       sends what has changed to each page (server-sent events)

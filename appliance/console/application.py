@@ -9,6 +9,7 @@
     GET   /api/download?...         a file of what a search finds: see download.Download; X-Messages says how many there
                                     are, X-Cursor where the search goes on, if that is not all
     GET   /api/message?topic&partition&offset       one message, up to MESSAGE_BYTES_MAX of its value
+    GET   /api/history?topic or group               points of the last hours: see history
     POST  /api/produce              see changes.NewMessage
     POST  /api/offsets              see changes.NewOffsets
     POST  /api/act                  {verb, arguments, confirm}: see administration
@@ -30,7 +31,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -55,13 +56,25 @@ from ..errors import (
     UnknownUser,
     UserExists,
 )
+from ..names import TOPIC_PATTERN
 from ..security.acls import Operation, ResourceType
 from ..security.audit_log import Audit
 from . import administration, input_ledgers
 from .changes import NewMessage, NewOffsets, move_offsets, produce
 from .download import MEDIA_TYPES, Download, DownloadFile, make_file
+from .history import PointsQuery, Recorder
 from .live_events import LiveEvents, StreamPlaces
-from .message_search import ConsumedLog, Query, Search, shown
+from .message_search import (
+    ConsumedLog,
+    CursorOffset,
+    PartitionNumber,
+    Query,
+    Search,
+    SearchedLog,
+    StepResult,
+    chosen_topics,
+    shown,
+)
 from .observer import Observer, own_address
 from .page_files import PageFiles
 from .sql_queries import SqlQueries, SqlQuery
@@ -84,7 +97,6 @@ SEARCHES_WAITING_RESERVED: Final = 8
 PREVIEW_BYTES_MAX: Final = 2 * 1024
 MESSAGE_BYTES_MAX: Final = 1024 * 1024
 FAILED_LOGIN_S: Final = 0.1
-NO_FILTER: Final[dict[str, Any]] = {"key": "", "text": "", "match": "", "field": "", "follow": False}
 NO_STORE: Final = {"cache-control": "no-store"}
 STATUSES: Final[tuple[tuple[type[ApplianceError], int], ...]] = (
     (BadCredentials, 401),
@@ -112,6 +124,12 @@ class LoginForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"<Login of {self.user!r}>"
 
 
+class MessagePlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    topic: Annotated[str, msgspec.Meta(pattern=TOPIC_PATTERN)]
+    partition: PartitionNumber
+    offset: CursorOffset
+
+
 def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     body = msgspec.json.encode(value)
     return Response(body, status, {**NO_STORE, **(headers or {})}, media_type="application/json")
@@ -127,7 +145,7 @@ class ConsoleHandlers:
     """The handlers.
 
     ``cookie``: the name of the session's cookie; ``ledger_topic``: where inputs publish; ``views``: how messages
-    are shown.
+    are shown; ``recorder``: has the points of the charts.
     """
 
     def __init__(
@@ -139,7 +157,9 @@ class ConsoleHandlers:
         cookie: str,
         ledger_topic: str,
         views: MessageViews,
+        recorder: Recorder,
     ) -> None:
+        self._recorder = recorder
         self.stopping = asyncio.Event()
         self._views = views
         self._download = asyncio.Lock()
@@ -163,6 +183,7 @@ class ConsoleHandlers:
             ("POST", "/api/logout", self._log_out),
             ("GET", "/api/messages", self._messages),
             ("GET", "/api/message", self._message),
+            ("GET", "/api/history", self._history),
             ("GET", "/api/download", self._file),
             ("POST", "/api/produce", self._produce),
             ("POST", "/api/offsets", self._offsets),
@@ -263,78 +284,106 @@ class ConsoleHandlers:
         )
 
     async def _messages(self, request: Request) -> Response:
-        query = _query(request, Query)
-        visitor = self._reading(request, query.topic)
+        query, visitor = _query(request, Query), self._visitor(request)
         page = await self._search(query, visitor)
         return reply(
             {
                 **page._asdict(),
                 "messages": [shown(message, PREVIEW_BYTES_MAX) for message in page.messages],
+                "unreadable": {f"{topic}-{number}": why for (topic, number), why in page.unreadable.items()},
             }
         )
 
     async def _message(self, request: Request) -> Response:
-        query = _query(request, Query)
-        visitor = self._reading(request, query.topic)
-        at_offset = msgspec.structs.replace(query, order="oldest", limit=1, cursor="", **NO_FILTER)
-        page = await self._search(at_offset, visitor)
-        if not page.messages or page.messages[0].offset != query.offset:
+        place, visitor = _query(request, MessagePlace), self._visitor(request)
+        query = Query(topics=place.topic, partition=place.partition, offset=place.offset, order="oldest", limit=1)
+        page = await self._search(query, visitor)
+        if not page.messages or page.messages[0].offset != place.offset:
             raise UnknownPartition("there is no message at this offset any more")
         return reply(shown(page.messages[0], MESSAGE_BYTES_MAX))
 
+    async def _history(self, request: Request) -> Response:
+        query, visitor = _query(request, PointsQuery), self._visitor(request)
+        resource, name = query.resource
+        if resource == ResourceType.TOPIC or not visitor.access.may(Operation.DESCRIBE, ResourceType.CLUSTER):
+            visitor.check_right(Operation.DESCRIBE, resource, name, audit=self._visitors.audit, what="history")
+        return reply(self._recorder.points_of(resource, name))
+
     async def _file(self, request: Request) -> Response:
         """Raises BufferFull: too many are made already."""
-        download = _query(request, Download)
-        self._reading(request, download.topic, download=download.format)
+        download, visitor = _query(request, Download), self._visitor(request)
+        self._check_names(download, visitor)
         if self._downloads >= DOWNLOADS_MAX:
             raise BufferFull("too many files are made: try again")
         self._downloads += 1
         try:
             async with self._download:
-                made = await asyncio.to_thread(self._make_file, download)
+                made = await asyncio.to_thread(self._make_file, download, visitor)
         finally:
             self._downloads -= 1
+        name = "messages" if "," in download.topics or "*" in download.topics else download.topics
         headers = {
-            "content-disposition": f'attachment; filename="{download.topic}.{download.format}"',
+            "content-disposition": f'attachment; filename="{name}.{download.format}"',
             **{"x-messages": str(made.messages), "x-cursor": made.cursor},
         }
         return Response(made.content, headers=NO_STORE | headers, media_type=MEDIA_TYPES[download.format])
 
-    def _make_file(self, download: Download) -> DownloadFile:
+    def _make_file(self, download: Download, visitor: Visitor) -> DownloadFile:
         with ConsumedLog(own_address(self._data_dir), self._clock) as log:
-            return make_file(download, log, self._clock, self._views.view_of_topic(download.topic))
+            topics = self._readable_topics(download, log, visitor, download=download.format)
+            return make_file(download, topics, log, self._clock, self._views.view_of_topic)
 
-    def _reading(self, request: Request, topic: str, **details: object) -> Visitor:
-        """Who is asking, who may read a topic; the audit log has the reading, and what was masked, or the refusal.
+    def _check_names(self, query: Query, visitor: Visitor) -> None:
+        """Check that a visitor may read the topics that a query names.
 
         Raises:
-            LoginOutOfOrder, NotPermitted.
+            NotPermitted: the audit log has it.
         """
-        visitor, audit = self._visitor(request), self._visitors.audit
-        visitor.check_right(Operation.READ, ResourceType.TOPIC, topic, audit=audit, what="read")
-        if (mask := self._views.view_of_topic(topic).mask) is not None:
-            details["masked"] = ",".join(mask.names)
-        audit.read(visitor.access.principal, visitor.peer, "console", topic=topic, **details)
-        return visitor
+        for name in query.names:
+            if "*" not in name:
+                self._check_reading(name, visitor)
 
-    async def _search(self, query: Query, visitor: Visitor) -> Any:
+    def _check_reading(self, topic: str, visitor: Visitor) -> None:
+        visitor.check_right(Operation.READ, ResourceType.TOPIC, topic, audit=self._visitors.audit, what="read")
+
+    def _readable_topics(self, query: Query, log: SearchedLog, visitor: Visitor, **details: object) -> list[str]:
+        """The topics that a query searches; the audit log has each reading, and what was masked, or the refusal.
+
+        Raises:
+            NotPermitted: one of them, in the query or the cursor, may not be read.
+            InvalidRequest: see :func:`.message_search.chosen_topics`.
+        """
+        access, audit = visitor.access, self._visitors.audit
+        topics = chosen_topics(query, log, lambda topic: access.describable[topic] and access.readable[topic])
+        for topic in topics:
+            self._check_reading(topic, visitor)
+        for topic in topics:
+            mask = self._views.view_of_topic(topic).mask
+            masked = {"masked": ",".join(mask.names)} if mask is not None else {}
+            audit.read(access.principal, visitor.peer, "console", topic=topic, **details, **masked)
+        return topics
+
+    async def _search(self, query: Query, visitor: Visitor) -> StepResult:
         """One step of a search, in a thread.
 
         Raises:
             BufferFull: too many searches wait already.
+            NotPermitted: the visitor may not read.
         """
+        self._check_names(query, visitor)
         if self._waiting >= SEARCHES_WAITING_MAX - (0 if visitor.session else SEARCHES_WAITING_RESERVED):
             raise BufferFull("too many searches: try again")
         self._waiting += 1
         try:
             async with self._searches:
-                return await asyncio.to_thread(self._step, query)
+                return await asyncio.to_thread(self._step, query, visitor)
         finally:
             self._waiting -= 1
 
-    def _step(self, query: Query) -> Any:
+    def _step(self, query: Query, visitor: Visitor) -> StepResult:
         with ConsumedLog(own_address(self._data_dir), self._clock) as log:
-            return Search(query, log, self._clock, self._views.view_of_topic(query.topic)).step()
+            topics = self._readable_topics(query, log, visitor)
+            return Search(query, topics, log, self._clock, self._views.view_of_topic).step()
 
     # ---- what a visitor changes
 

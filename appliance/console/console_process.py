@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from ..addresses import PLAINTEXT, Listener, address_text, host_names, parse_networks
 from ..clock import now_ms, wall_ms, wall_s
 from ..config import Config
+from ..metrics.lag_watch import Lags, LagWatch
 from ..processes.messages import TO_SIDE_PROCESS, RefusalsReport, Stop
 from ..processes.supervisor.side_processes import SideArguments
 from ..security import security_file
@@ -26,6 +28,7 @@ from ..security.field_masks import FieldMasks
 from .application import ConsoleHandlers
 from .console_sessions import SESSION_S_DEFAULT, Attempts, Sessions
 from .guards import RequestGuard
+from .history import Recorder
 from .observer import Observer, Poller
 from .value_decoding import MessageViews
 from .visitors import Visitors
@@ -52,7 +55,8 @@ async def _serve(arguments: SideArguments) -> None:
         loop.call_soon_threadsafe(loop.call_later, REFUSALS_S, send_refusals)
 
     audit = Audit(now_ms, refused)
-    console = make_console(config, data_dir, address_text(sock.getsockname()), audit)
+    lag_watch = LagWatch(data_dir, "appliance-console", config.console.chart_ms / 1000)
+    console = make_console(config, data_dir, address_text(sock.getsockname()), audit, lambda: lag_watch.lags)
     guarded: Any = RequestGuard(console.application(), host_names(config.console.hosts, config.broker.host))
     proxies = parse_networks(config.console.proxies)
     app: Any = ProxyHeadersMiddleware(guarded, [str(network) for network in proxies])
@@ -66,6 +70,7 @@ async def _serve(arguments: SideArguments) -> None:
         channel.send(RefusalsReport(audit.take_counts()))
 
     loop.add_reader(channel.fileno(), read)
+    lag_watch.start()
     beating = asyncio.create_task(heart.beat_in_loop())
     try:
         await serve_until(console.stopping, app, [sock], proxies)
@@ -80,8 +85,10 @@ def _has_logins(config: Config) -> bool:
     return listeners or bool(config.console.hosts or config.console.proxies)
 
 
-def make_console(config: Config, data_dir: Path, address: str, audit: Audit) -> ConsoleHandlers:
-    """The handlers of a console that is served at an address."""
+def make_console(
+    config: Config, data_dir: Path, address: str, audit: Audit, lags: Callable[[], Lags | None]
+) -> ConsoleHandlers:
+    """The handlers of a console that is served at an address.  ``lags``: the last result of a watch of the lag."""
     clock = time.monotonic
     listener = Listener("console", PLAINTEXT, address)
     sessions = Sessions(clock, config.security.sessions_ms_max / 1000 or SESSION_S_DEFAULT)
@@ -92,7 +99,8 @@ def make_console(config: Config, data_dir: Path, address: str, audit: Audit) -> 
         anonymous=config.console.anonymous,
         wall_ms=wall_ms,
     )
-    observer = Observer(Poller(data_dir, config.broker.id, clock, wall_s), time.thread_time)
+    recorder = Recorder(config.console.chart_ms / 1000, clock, wall_s, lags)
+    observer = Observer(Poller(data_dir, config.broker.id, clock, wall_s), recorder, time.thread_time)
     cookie = f"appliance_console_{address.rpartition(':')[2]}"
     views = MessageViews(config.console.decode, FieldMasks(config.console.masks))
-    return ConsoleHandlers(data_dir, observer, visitors, clock, cookie, config.ledger.topic, views)
+    return ConsoleHandlers(data_dir, observer, visitors, clock, cookie, config.ledger.topic, views, recorder)

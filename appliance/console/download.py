@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -45,8 +45,14 @@ class DownloadFile(NamedTuple):
     cursor: str
 
 
-def make_file(download: Download, log: SearchedLog, clock: Callable[[], float], view: MessageView) -> DownloadFile:
-    """Search until the file is full, or all is found.
+def make_file(
+    download: Download,
+    topics: Sequence[str],
+    log: SearchedLog,
+    clock: Callable[[], float],
+    view_of_topic: Callable[[str], MessageView],
+) -> DownloadFile:
+    """Search until the file is full, or all is found.  ``topics`` and ``view_of_topic``: see :class:`.Search`.
 
     Raises:
         InvalidRequest: nobody can download what is still to come; or see :meth:`.message_search.Search.step`.
@@ -60,7 +66,7 @@ def make_file(download: Download, log: SearchedLog, clock: Callable[[], float], 
     count = 0
     while True:
         limit = min(STEP_MESSAGES, MESSAGES_MAX - count)
-        page = Search(msgspec.structs.replace(query, limit=limit), log, clock, view).step()
+        page = Search(msgspec.structs.replace(query, limit=limit), topics, log, clock, view_of_topic).step()
         for place, message in enumerate(page.messages):
             writer.add(json_row(message))
             count += 1

@@ -1,15 +1,19 @@
-"""Looks for messages of a topic in bounded steps: newest or oldest first, by key and text, with a cursor to continue.
+"""Looks for messages of topics in bounded steps: newest or oldest first, by key and text, with a cursor to continue.
 
 Offsets count bytes, so a *window* of a log is a range of offsets of a known size.  A step reads windows of each
-partition, next to those of the step before, until it has found enough, has read STEP_BYTES_MAX, which have unpacked to
-UNPACKED_BYTES_MAX, has decoded values to as many bytes, or STEP_MS_MAX have passed.  The batches of a window are
-unpacked one by one, newest first from its end, so a step can stop behind any batch, and unpacks no batch that it does
-not search.  Where an expression or a field is looked for, which may take long, a step can also stop behind any
-message.  A batch that unpacks to more than BATCH_BYTES_MAX is stepped over and counted.  The cursor has the offset of
-each partition that is not finished::
+partition in turn, next to those of the step before, until it has found enough, has read STEP_BYTES_MAX, which have
+unpacked to UNPACKED_BYTES_MAX, has decoded values to as many bytes, or STEP_MS_MAX have passed.  One topic or many: a
+step has the same bounds, and the next one begins with the partition that has waited longest.
 
-    "n" newest first: messages below the offset are left      n.0-52811.3-901
-    "o" oldest first: messages at or above it are left        o.1-4096
+The batches of a window are unpacked one by one, newest first from its end, so a step can stop behind any batch, and
+unpacks no batch that it does not search.  Where an expression or a field is looked for, which may take long, a step can
+also stop behind any message.  A batch that unpacks to more than BATCH_BYTES_MAX is stepped over and counted.
+
+The cursor has the topic and the offset of each partition that is not finished, in the order in which they are read
+on::
+
+    "n" newest first: messages below the offset are left      n,web:0-52811.3-901,app:0-17
+    "o" oldest first: messages at or above it are left        o,web:1-4096
 
 With ``follow`` no partition is ever finished: the cursor keeps those at their ends, and the next step goes on with what
 has arrived there.  Without a place to begin it begins at the ends.
@@ -20,6 +24,9 @@ first, messages that arrive later do not appear: the search begins at the ends o
 Values are decoded, and what a mask hides is hidden, before anything is looked for: no search can guess it.
 
 A partition that cannot be read within READ_S_MAX is named in ``unreadable`` and left out; the others go on.
+
+``topics`` of a query are names, or patterns that stand for the topics that are there when the search begins; from then
+on the cursor says which.  Whoever makes a :class:`Search` has checked that all of them may be read.
 """
 
 from __future__ import annotations
@@ -39,8 +46,9 @@ from ..client.damage_reports import DamageReports
 from ..client.decoder import ChunkDecoder, single_batches
 from ..client.fetcher import Chunk, Fetcher, FetchOptions
 from ..errors import ApplianceError, InvalidRequest, UnknownPartition
-from ..names import TOPIC_PATTERN
+from ..names import TOPIC_CHARACTERS_MAX, TopicPartition
 from ..records.value_filter import make_select
+from ..topic_rules import topics_pattern
 from .value_decoding import MessageView
 
 KIB: Final = 1024
@@ -68,8 +76,9 @@ OPTIONS: Final = FetchOptions(
 )
 FIRST_BYTES: Final = 256 * KIB
 """Shared by the first windows of all partitions, when nothing is filtered."""
+TOPICS_MAX: Final = 20
 PARTITIONS_MAX: Final = 512
-"""Partitions of one search; more would make a cursor longer than an address may be."""
+"""Partitions of one search; more, or more topics, would make a cursor longer than an address may be."""
 FOUND_MAX: Final = 200
 PATTERN_MEMORY_BYTES_MAX: Final = 32 * KIB
 """Memory of RE2 for a program and its cache: some 1,000 instructions.  Where its cache does not help, each byte costs
@@ -77,21 +86,26 @@ time for each of them.  Expressions that people write need a tenth of it."""
 EXPRESSION_STEPS_MAX: Final = 1 << 26
 """Instructions of an expression times bytes of one value: about 0.3 s where no cache of RE2 helps.  An expression of 64
 instructions, as people write, is applied to values of up to 1 MiB."""
-AS_IT_IS: Final = MessageView()
 POLLED_MAX: Final = 5_000
-CURSOR: Final = re.compile(r"[no](\.\d{1,6}-\d{1,19}){1,512}")
+TOPIC: Final = rf"[a-zA-Z0-9._-]{{1,{TOPIC_CHARACTERS_MAX}}}"
+NAME_OR_PATTERN: Final = rf"[a-zA-Z0-9._*-]{{1,{TOPIC_CHARACTERS_MAX}}}"
+CURSOR: Final = re.compile(rf"[no](,{TOPIC}:\d{{1,6}}-\d{{1,19}}(\.\d{{1,6}}-\d{{1,19}})*)+")
 SearchText = Annotated[str, Meta(max_length=1_000)]
 CursorOffset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+PartitionNumber = Annotated[int, Meta(ge=0, le=999_999)]
 
-LogBounds = Mapping[int, tuple[int, int]]
+LogBounds = Mapping[TopicPartition, tuple[int, int]]
 """Partition → its first offset and its end."""
+Places = dict[TopicPartition, int]
+"""The offset at which each partition is read on, in the order in which they are."""
 
 
 class Query(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What to look for.  ``time_ms`` and ``offset`` say where to begin, by default at the end that ``order`` names."""
 
-    topic: Annotated[str, Meta(pattern=TOPIC_PATTERN)]
-    partition: Annotated[int, Meta(ge=0, le=999_999)] | None = None
+    topics: Annotated[str, Meta(pattern=rf"\A{NAME_OR_PATTERN}(, ?{NAME_OR_PATTERN})*\Z", max_length=8 * KIB)]
+    """Names and patterns, with commas between: ``web,app-*``."""
+    partition: PartitionNumber | None = None
     order: Literal["newest", "oldest"] = "newest"
     time_ms: CursorOffset | None = None
     offset: CursorOffset | None = None
@@ -103,7 +117,12 @@ class Query(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``NAME=TEXT``: a field of a value that is JSON or ``key=value`` text."""
     follow: bool = False
     limit: Annotated[int, Meta(ge=1, le=FOUND_MAX)] = 50
-    cursor: Annotated[str, Meta(max_length=16 * KIB)] = ""
+    cursor: Annotated[str, Meta(max_length=20 * KIB)] = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The names and patterns of ``topics``."""
+        return [name.strip() for name in self.topics.split(",")]
 
 
 class StepResult(NamedTuple):
@@ -117,7 +136,7 @@ class StepResult(NamedTuple):
     damaged: int
     too_large: int
     too_costly: int
-    unreadable: dict[int, str]
+    unreadable: dict[TopicPartition, str]
 
 
 class SearchedBatch(NamedTuple):
@@ -143,12 +162,15 @@ class SearchedLog(Protocol):
     def unpacked_bytes(self) -> int:
         """What has been unpacked so far."""
 
+    def topics(self) -> Iterable[str]:
+        """The names of all topics."""
+
     def partitions(self, topic: str) -> int: ...
 
-    def offsets(self, topic: str, partitions: list[int], when: int) -> tuple[dict[int, int], dict[int, str]]:
+    def offsets(self, parts: Sequence[TopicPartition], when: int) -> tuple[Places, dict[TopicPartition, str]]:
         """The offsets of EARLIEST, LATEST or a time; and why those of other partitions are not known."""
 
-    def read(self, topic: str, partition: int, start: int, stop: int, *, newest_first: bool) -> Iterator[SearchedBatch]:
+    def read(self, part: TopicPartition, start: int, stop: int, *, newest_first: bool) -> Iterator[SearchedBatch]:
         """Yields the batches that have a part of ``start`` to ``stop``; each is unpacked when it is its turn.
 
         Raises:
@@ -156,7 +178,34 @@ class SearchedLog(Protocol):
         """
 
 
-def parse_cursor(text: str) -> dict[int, int]:
+def chosen_topics(query: Query, log: SearchedLog, may_read: Callable[[str], bool]) -> list[str]:
+    """The topics of a search, those of its cursor if it goes on.
+
+    ``may_read`` says of a topic that a pattern stands for whether it is among them; whether a name may be read has to
+    be checked for all that are returned.
+
+    Raises:
+        InvalidRequest: they are none, or too many; or no cursor of this search.
+    """
+    patterns = [topics_pattern(name) for name in query.names]
+    if query.cursor:
+        topics = sorted({part.topic for part in parse_cursor(query.cursor)})
+        if not all(any(pattern.fullmatch(topic) for pattern in patterns) for topic in topics):
+            raise InvalidRequest("the cursor belongs to another search: search again")
+    else:
+        chosen = {name for name in query.names if "*" not in name}
+        if len(chosen) < len(query.names):
+            others = filter(may_read, (set(log.topics()) - chosen))
+            chosen.update(topic for topic in others if any(pattern.fullmatch(topic) for pattern in patterns))
+        topics = sorted(chosen)
+    if not topics:
+        raise InvalidRequest(f"{query.topics:.300}: no topic that you may read has such a name")
+    if len(topics) > TOPICS_MAX:
+        raise InvalidRequest(f"{query.topics:.300} stands for {len(topics)} topics: name {TOPICS_MAX} at most")
+    return topics
+
+
+def parse_cursor(text: str) -> Places:
     """The offset of each partition.
 
     Raises:
@@ -164,13 +213,24 @@ def parse_cursor(text: str) -> dict[int, int]:
     """
     if not CURSOR.fullmatch(text):
         raise InvalidRequest("not a cursor of a search: search again")
-    pairs = (part.split("-") for part in text.split(".")[1:])
-    return {int(partition): int(offset) for partition, offset in pairs}
+    places: Places = {}
+    for of_topic in text.split(",")[1:]:
+        topic, _, offsets = of_topic.partition(":")
+        for partition, offset in (pair.split("-") for pair in offsets.split(".")):
+            places[TopicPartition(topic, int(partition))] = int(offset)
+    if len(places) > PARTITIONS_MAX:
+        raise InvalidRequest("not a cursor of a search: search again")
+    return places
 
 
-def cursor_text(newest: bool, next_offsets: Mapping[int, int]) -> str:
-    places = [f"{partition}-{offset}" for partition, offset in sorted(next_offsets.items())]
-    return ".".join(["n" if newest else "o", *places]) if places else ""
+def cursor_text(newest: bool, next_offsets: Mapping[TopicPartition, int]) -> str:
+    if not next_offsets:
+        return ""
+    by_topic = [
+        f"{topic}:" + ".".join(f"{part.partition}-{offset}" for part, offset in places)
+        for topic, places in itertools.groupby(next_offsets.items(), lambda place: place[0].topic)
+    ]
+    return ",".join(["n" if newest else "o", *by_topic])
 
 
 def moved_back(cursor: str, messages: Iterable[Message], *, newest: bool) -> str:
@@ -180,32 +240,42 @@ def moved_back(cursor: str, messages: Iterable[Message], *, newest: bool) -> str
     return cursor_text(newest, places)
 
 
-def _move_back(places: dict[int, int], messages: Iterable[Message], *, newest: bool) -> None:
+def _part_of(message: Message) -> TopicPartition:
+    return TopicPartition(message.topic, message.partition)
+
+
+def _move_back(places: Places, messages: Iterable[Message], *, newest: bool) -> None:
     for message in messages:
-        at, partition = message.offset + (1 if newest else 0), message.partition
-        place = places.get(partition)
-        places[partition] = at if place is None else (max if newest else min)(place, at)
+        at, part = message.offset + (1 if newest else 0), _part_of(message)
+        place = places.get(part)
+        places[part] = at if place is None else (max if newest else min)(place, at)
 
 
 class Search:
     """Does one step of a search; the cursor of what it returns begins the next."""
 
     def __init__(
-        self, query: Query, log: SearchedLog, clock: Callable[[], float], view: MessageView = AS_IT_IS
+        self,
+        query: Query,
+        topics: Sequence[str],
+        log: SearchedLog,
+        clock: Callable[[], float],
+        view_of_topic: Callable[[str], MessageView],
     ) -> None:
-        """``view``: how the topic's messages are shown."""
-        self._query, self._log, self._clock, self._view = query, log, clock, view
+        """``topics``: of :func:`chosen_topics`; ``view_of_topic``: how the messages of a topic are shown."""
+        self._query, self._topics, self._log, self._clock = query, topics, log, clock
+        self._views = {topic: view_of_topic(topic) for topic in topics}
         self._newest = query.order == "newest"
         self._key, self._text = query.key.lower().encode(), query.text.lower().encode()
         self._select, self._value_bytes_max = _select(query)
         self._is_filtered = bool(self._key or self._text or self._select)
         self._too_costly = 0
-        self._ended: dict[int, int] = {}
+        self._ended: Places = {}
         """Where partitions have ended, or could not be read, for who follows."""
-        self._matches: dict[int, list[Message]] = {}
+        self._matches: dict[TopicPartition, list[Message]] = {}
         self._scanned = self._bytes = 0
         self._reached_ms: int | None = None
-        self._unreadable: dict[int, str] = {}
+        self._unreadable: dict[TopicPartition, str] = {}
         self._deadline_s = 0.0
         self._enough = 0
         self._shown_bytes = 0
@@ -223,17 +293,17 @@ class Search:
         self._enough = self._log.unpacked_bytes + UNPACKED_BYTES_MAX
         size = self._first_size(len(places))
         while places and self._found < self._query.limit and self._bytes < STEP_BYTES_MAX:
-            for partition in sorted(places):
+            for part in list(places):
                 if self._bytes and self._is_over:
                     break
-                self._read_window(partition, places, bounds[partition], size)
+                self._read_window(part, places, bounds[part], size)
             if self._bytes and self._is_over:
                 break
             size = min(size * 2, WINDOW_BYTES_MAX)
         messages = self._first(places)
         return StepResult(
             messages,
-            cursor_text(self._newest, {**self._ended, **places} if self._query.follow else places),
+            cursor_text(self._newest, {**places, **self._ended, **places} if self._query.follow else places),
             *(self._scanned, self._bytes, self._reached_ms),
             *(self._log.damaged, self._log.too_large),
             *(self._too_costly, self._unreadable),
@@ -252,31 +322,49 @@ class Search:
     def _found(self) -> int:
         return sum(map(len, self._matches.values()))
 
-    def _begin(self) -> tuple[LogBounds, dict[int, int]]:
+    def _begin(self) -> tuple[LogBounds, Places]:
         """The bounds of the partitions, and where to continue in those that are not finished."""
-        query, log = self._query, self._log
+        query = self._query
         if query.follow and self._newest:
             raise InvalidRequest("who follows reads the oldest first")
-        count = log.partitions(query.topic)
-        if query.partition is not None and query.partition >= count:
-            raise UnknownPartition(f"topic {query.topic!r} has the partitions 0 to {count - 1}, not {query.partition}")
+        counts = {topic: self._log.partitions(topic) for topic in self._topics}
         if query.cursor:
             places = parse_cursor(query.cursor)
-            if (query.cursor[0] == "n") != self._newest or max(places) >= count:
+            beyond = any(part.partition >= counts.get(part.topic, 0) for part in places)
+            if (query.cursor[0] == "n") != self._newest or beyond:
                 raise InvalidRequest("the cursor belongs to another search: search again")
         else:
-            chosen = list(range(count)) if query.partition is None else [query.partition]
-            if len(chosen) > PARTITIONS_MAX:
-                raise InvalidRequest(f"{query.topic} has {count} partitions: choose one of them")
-            places = self._starts(chosen)
-        starts = self._offsets(sorted(places), EARLIEST)
-        ends = self._offsets(sorted(starts), LATEST)
-        bounds = {partition: (starts[partition], end) for partition, end in ends.items()}
-        inside = {partition: min(max(places[partition], first), end) for partition, (first, end) in bounds.items()}
+            places = self._starts(self._chosen_parts(counts))
+        starts = self._offsets(list(places), EARLIEST)
+        ends = self._offsets(list(starts), LATEST)
+        bounds = {part: (starts[part], ends[part]) for part in places if part in starts and part in ends}
+        inside = {part: min(max(places[part], first), end) for part, (first, end) in bounds.items()}
         self._ended = {**places, **inside}
         return bounds, {part: at for part, at in inside.items() if at != bounds[part][0 if self._newest else 1]}
 
-    def _starts(self, chosen: list[int]) -> dict[int, int]:
+    def _chosen_parts(self, counts: Mapping[str, int]) -> list[TopicPartition]:
+        """The partitions that are searched.
+
+        Raises:
+            UnknownPartition, InvalidRequest: see the message.
+        """
+        partition = self._query.partition
+        if partition is None:
+            parts = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
+            if len(parts) > PARTITIONS_MAX:
+                raise InvalidRequest(
+                    f"{self._query.topics:.300}: {len(parts)} partitions are more than a search reads"
+                    f" ({PARTITIONS_MAX}): choose one partition, or fewer topics"
+                )
+            return parts
+        if len(counts) > 1:
+            raise InvalidRequest("a partition belongs to one topic: name one")
+        ((topic, count),) = counts.items()
+        if partition >= count:
+            raise UnknownPartition(f"topic {topic!r} has the partitions 0 to {count - 1}, not {partition}")
+        return [TopicPartition(topic, partition)]
+
+    def _starts(self, chosen: list[TopicPartition]) -> Places:
         query = self._query
         if query.offset is not None:
             if len(chosen) != 1:
@@ -286,35 +374,37 @@ class Search:
             return self._offsets(chosen, query.time_ms)
         return self._offsets(chosen, LATEST if self._newest or query.follow else EARLIEST)
 
-    def _offsets(self, partitions: list[int], when: int) -> dict[int, int]:
-        offsets, failed = self._log.offsets(self._query.topic, partitions, when)
+    def _offsets(self, parts: list[TopicPartition], when: int) -> Places:
+        offsets, failed = self._log.offsets(parts, when)
         self._unreadable |= failed
-        return offsets
+        return {part: offsets[part] for part in parts if part in offsets}
 
     def _first_size(self, count: int) -> int:
         if self._is_filtered:
             return WINDOW_BYTES_MAX
         return max(FIRST_BYTES // max(1, count), WINDOW_BYTES_MIN)
 
-    def _read_window(self, partition: int, places: dict[int, int], bounds: tuple[int, int], size: int) -> None:
+    def _read_window(self, part: TopicPartition, places: Places, bounds: tuple[int, int], size: int) -> None:
         """Read on in a partition, batch by batch, for ``size`` bytes or until the step is over.
 
-        Moves the partition's place in ``places`` behind what is read, and drops it there when it is finished.
+        Moves the partition's place in ``places`` behind what is read, and behind the others, whose turn is next; drops
+        it there when it is finished.
         """
+        view = self._views[part.topic]
         first, end = bounds
-        at = places[partition]
+        at = places.pop(part)
         start, stop = (max(first, at - size), at) if self._newest else (at, min(end, at + size))
         lowest, above = (first, at) if self._newest else (at, end)
         reached, target = at, start if self._newest else stop
         try:
-            for batch in self._log.read(self._query.topic, partition, start, stop, newest_first=self._newest):
+            for batch in self._log.read(part, start, stop, newest_first=self._newest):
                 inside = [message for message in batch.messages if lowest <= message.offset < above]
                 if self._newest:
                     inside.reverse()
-                matching, count = self._chosen(inside)
+                matching, count = self._chosen(inside, view)
                 self._scanned += count
                 if matching:
-                    self._matches.setdefault(partition, []).extend(matching)
+                    self._matches.setdefault(part, []).extend(matching)
                 if inside:
                     self._reached_ms = inside[count - 1].timestamp
                 if count < len(inside):
@@ -326,25 +416,24 @@ class Search:
             else:  # a batch may stand on both sides of the border, and there may be none
                 reached = min(reached, target) if self._newest else max(reached, target)
         except ApplianceError as error:
-            self._unreadable[partition] = str(error)
-            del places[partition]
+            self._unreadable[part] = str(error)
             return
         reached = min(max(reached, first), end)
         self._bytes += abs(reached - at)
-        places[partition] = self._ended[partition] = reached
-        if reached == (first if self._newest else end):
-            del places[partition]
+        self._ended[part] = reached
+        if reached != (first if self._newest else end):
+            places[part] = reached
 
-    def _chosen(self, messages: list[Message]) -> tuple[list[Message], int]:
+    def _chosen(self, messages: list[Message], view: MessageView) -> tuple[list[Message], int]:
         """The messages that match, and how many were looked at: all, or until the step is over."""
-        changes = self._is_filtered and not self._view.is_plain
+        changes = self._is_filtered and not view.is_plain
         if self._select is None and not changes:
             return list(filter(self._fits, messages)), len(messages)
         # A batch is unpacked again by each step that goes on in it, so it has the time of a step for itself.
         until_s = max(self._deadline_s, self._clock() + STEP_MS_MAX / 1000)
         matching: list[Message] = []
         for count, whole in enumerate(messages, 1):
-            message = self._view.show_message(whole) if changes else whole
+            message = view.show_message(whole) if changes else whole
             if not self._fits(message):
                 pass
             elif len(message.value or b"") > self._value_bytes_max:
@@ -361,7 +450,7 @@ class Search:
             return False
         return not self._text or (message.value is not None and self._text in message.value.lower())
 
-    def _first(self, places: dict[int, int]) -> list[Message]:
+    def _first(self, places: Places) -> list[Message]:
         """The first ``limit`` of what was found; ``places`` is moved back to what is not among them.
 
         The partitions are merged by timestamp.  Each keeps its order, also where its timestamps go back.
@@ -371,7 +460,8 @@ class Search:
             matching.sort(key=lambda message: sign * message.offset)
         merged = heapq.merge(*self._matches.values(), key=lambda message: sign * message.timestamp)
         chosen = itertools.islice(merged, self._query.limit)
-        messages = list(chosen if self._is_filtered or self._view.is_plain else self._viewed(chosen))
+        plain = self._is_filtered or all(view.is_plain for view in self._views.values())
+        messages = list(chosen if plain else self._viewed(chosen))
         _move_back(places, merged, newest=self._newest)
         return messages
 
@@ -379,7 +469,7 @@ class Search:
         """The first of them as they are shown: those for which there is time and room, and one at least."""
         until_s = max(self._deadline_s, self._clock() + STEP_MS_MAX / 1000)
         for whole in messages:
-            message = self._view.show_message(whole)
+            message = self._views[whole.topic].show_message(whole)
             self._shown_bytes += len(message.value or b"")
             yield message
             if self._clock() >= until_s or self._shows_enough:
@@ -440,21 +530,24 @@ class ConsumedLog:
     def unpacked_bytes(self) -> int:
         return self._decoder.unpacked_bytes
 
+    def topics(self) -> Iterable[str]:
+        return self._cluster.refresh(None).topics
+
     def partitions(self, topic: str) -> int:
         self._cluster.refresh([topic])
         return len(self._cluster.topic(topic).leaders)
 
-    def offsets(self, topic: str, partitions: list[int], when: int) -> tuple[dict[int, int], dict[int, str]]:
-        offsets, failed = self._cluster.try_offsets({(topic, partition): when for partition in partitions})
-        by_partition = {partition: offset for (_, partition), offset in offsets.items()}
-        return by_partition, {partition: str(error) for (_, partition), error in failed.items()}
+    def offsets(self, parts: Sequence[TopicPartition], when: int) -> tuple[Places, dict[TopicPartition, str]]:
+        offsets, failed = self._cluster.try_offsets(dict.fromkeys(parts, when))
+        known = {TopicPartition(*part): offset for part, offset in offsets.items()}
+        return known, {TopicPartition(*part): str(error) for part, error in failed.items()}
 
-    def read(self, topic: str, partition: int, start: int, stop: int, *, newest_first: bool) -> Iterator[SearchedBatch]:
-        batches = self._fetch((topic, partition), start, stop)
+    def read(self, part: TopicPartition, start: int, stop: int, *, newest_first: bool) -> Iterator[SearchedBatch]:
+        batches = self._fetch(part, start, stop)
         for batch in reversed(batches) if newest_first else batches:
             yield SearchedBatch(self._decoder.messages(batch) or [], batch.start_offset, batch.stop_offset)
 
-    def _fetch(self, part: tuple[str, int], start: int, stop: int) -> list[Chunk]:
+    def _fetch(self, part: TopicPartition, start: int, stop: int) -> list[Chunk]:
         """The batches from ``start`` to ``stop``, still packed, each as a chunk of its own."""
         fetcher = self._fetcher
         fetcher.assign({})
@@ -478,6 +571,7 @@ class ConsumedLog:
 def shown(message: Message, bytes_max: int) -> dict[str, Any]:
     """A message as JSON, at most ``bytes_max`` bytes of its value, and of its key and headers."""
     return {
+        "topic": message.topic,
         "partition": message.partition,
         "offset": message.offset,
         "timestamp": message.timestamp,

@@ -1,9 +1,9 @@
 """Polls the state of the appliance while a page is open: topics, partitions, groups, lag, alerts, as one value.
 
-While no page is open, it does nothing.  Otherwise a poll (:class:`Poller`) follows the last one after INTERVAL_S, or
-later: after so much time that polling takes LOOKS_SHARE of a core, but after INTERVAL_S_MAX at the latest.  So with
-very many partitions it takes more.  A page that is opened ends the pause early, after a quarter of that time at the
-earliest.
+While no page is open, it only reads what the charts show (:mod:`.history`).  Otherwise a poll (:class:`Poller`) follows
+the last one after INTERVAL_S, or later: after so much time that polling takes LOOKS_SHARE of a core, but after
+INTERVAL_S_MAX at the latest.  So with very many partitions it takes more.  A page that is opened ends the pause early,
+after a quarter of that time at the earliest.
 
 The processor time of a poll's thread is measured.  For the look at this host that is all; the rest, with what the
 coordinator and the streams of the pages spend, is COST_FACTOR times as much.  Each poll asks for the lag of at most
@@ -37,6 +37,7 @@ from ..metrics.looks import Look, Looker, at_directory, seen
 from ..metrics.readings import Readings
 from ..partition_states import ELSEWHERE, ONLINE, STATE_NAMES
 from ..status import NOTHING, read_state
+from .history import Recorder
 from .topic_rows import PartitionRow, PartitionsNow, PlacedTopic, TopicRow, TopicRows
 
 INTERVAL_S: Final = 2.0
@@ -105,6 +106,10 @@ class Poller:
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
+
+    def read(self) -> Readings:
+        """Read only what the processes of the appliance have counted."""
+        return self._looker.read()
 
     def look(self) -> Look:
         """Read what is known on this host."""
@@ -256,9 +261,9 @@ def _appliance_row(
 class Observer:
     """Shares snapshots among the open pages."""
 
-    def __init__(self, poller: Poller, cpu_s: Callable[[], float]) -> None:
-        """``cpu_s``: processor time of the calling thread."""
-        self._poller, self._cpu_s = poller, cpu_s
+    def __init__(self, poller: Poller, recorder: Recorder, cpu_s: Callable[[], float]) -> None:
+        """``recorder``: takes the points of the charts; ``cpu_s``: processor time of the calling thread."""
+        self._poller, self._recorder, self._cpu_s = poller, recorder, cpu_s
         self._watchers: Counter[str] = Counter()
         """How many pages show each group; "" for those that show none."""
         self._wake = asyncio.Event()
@@ -289,8 +294,12 @@ class Observer:
     async def run(self) -> None:
         """Poll again and again, until cancelled."""
         while True:
-            await self._wake.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._recorder.wait_s)
             self._wake.clear()
+            if not self._watchers:
+                await asyncio.to_thread(self._note_point)
+                continue
             while self._watchers:
                 snapshot, cost_s = await asyncio.to_thread(self._take, [name for name in self._watchers if name])
                 async with self._changed:
@@ -304,9 +313,16 @@ class Observer:
         """A poll, and its processor time in seconds in all processes."""
         begun_s = self._cpu_s()
         look = self._poller.look()  # which this thread does alone
+        if not self._recorder.wait_s:
+            self._recorder.note(look.readings)
         looked_s = self._cpu_s()
         snapshot = self._poller.take(look, focus)
         return snapshot, looked_s - begun_s + COST_FACTOR * (self._cpu_s() - looked_s)
+
+    def _note_point(self) -> None:
+        """Take a point of the charts, if it is time, while no page is open."""
+        if not self._recorder.wait_s:
+            self._recorder.note(self._poller.read())
 
     async def _pause(self, cost_s: float) -> None:
         pause_s = min(max(INTERVAL_S, cost_s / LOOKS_SHARE), INTERVAL_S_MAX)

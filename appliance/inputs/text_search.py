@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 
 from ..client import Consumer
 from ..client.decoder import Message
+from ..clock import now_ms
 from ..errors import ApplianceError
-from ..processes.clock import now_ms
 from ..wire.requests import EARLIEST, LATEST
 from .ledger import LedgerRow, PlacedBlock
-from .positions import ORIGIN, Origin
+from .positions import ORIGIN, BlockOrigin
 
 BLOCKS_MAX: Final = 200_000
 NEAR_BYTES: Final = 1 << 20
@@ -113,7 +113,7 @@ class TextSearch:
 
 def _is_of(message: Message, row: SourceBlock) -> bool:
     name, header = message.headers[0] if message.headers else ("", None)
-    origin = Origin.decode(header) if name == ORIGIN and header is not None else None
+    origin = BlockOrigin.decode(header) if name == ORIGIN and header is not None else None
     return origin is not None and origin[:3] == (row.store, row.life, row.block.start)
 
 

@@ -1,9 +1,9 @@
-"""Measures how far groups are behind, in a thread, so that no scrape waits for it.
+"""Measures how far groups are behind, in a thread, so that no scrape and no page waits for it.
 
 Committed offsets come from the coordinator, over the Unix socket in the data directory, one group at a time; everything
-else from the tables and indexes.  A round is followed by a pause of at least PAUSE_S, and of PAUSE_RATIO times as long
-as the round took: so it costs less than 1 % of a core, however many groups and partitions there are.  A partition is
-measured again only when its committed offset, its start or its end has changed.
+else from the tables and indexes.  A round is followed by a pause of at least PAUSE_S (or what was asked for), and of
+PAUSE_RATIO times as long as the round took: so it costs less than 1 % of a core, however many groups and partitions
+there are.  A partition is measured again only when its committed offset, its start or its end has changed.
 
 Each broker measures the partitions that it stores.  Bounds: GROUPS_MAX groups, those with the first names.
 """
@@ -76,8 +76,9 @@ class _Known(NamedTuple):
 class LagWatch:
     """Measures again and again.  ``lags``: the last result, None before the first; another thread may read it."""
 
-    def __init__(self, data_dir: Path) -> None:
-        self._data_dir = data_dir
+    def __init__(self, data_dir: Path, client_name: str, pause_s: float = PAUSE_S) -> None:
+        """``client_name``: as which the appliance is asked; ``pause_s``: the least pause after a round."""
+        self._data_dir, self._client_name, self._pause_s = data_dir, client_name, pause_s
         self._files = FileCache(open_files_max(FILES_MAX))
         self._known: dict[tuple[str, TopicPartition], _Known] = {}
         self.lags: Lags | None = None
@@ -95,7 +96,7 @@ class LagWatch:
             except ApplianceError as error:
                 logger.info("lag is not measured: %s", error)
             took_s = (now_ms() - began_ms) / 1000
-            self._stop.wait(min(max(PAUSE_S, PAUSE_RATIO * took_s), PAUSE_S_MAX))
+            self._stop.wait(max(self._pause_s, min(PAUSE_RATIO * took_s, PAUSE_S_MAX)))
 
     def measure(self) -> Lags:
         """One round.
@@ -110,7 +111,7 @@ class LagWatch:
             return Lags({}, now_ms(), 0)
         lags: dict[tuple[str, str], Lag] = {}
         known_parts: dict[tuple[str, TopicPartition], _Known] = {}
-        with Admin(local, client_name="metrics", request_timeout_ms=ASK_MS) as admin:
+        with Admin(local, client_name=self._client_name, request_timeout_ms=ASK_MS) as admin:
             groups = admin.group_names()
             for group in groups[:GROUPS_MAX]:
                 for (topic, number), offset in admin.offsets(group).items():

@@ -92,7 +92,7 @@ class Pages:
     """Makes the pages, for any thread."""
 
     def __init__(self, data_dir: Path, seen: Callable[[int], int]) -> None:
-        self.lag_watch = LagWatch(data_dir)
+        self.lag_watch = LagWatch(data_dir, "metrics")
         self._data_dir, self._hearts = data_dir, HeartWatch(seen)
         self._looker = Looker(data_dir)
         self._forecast, self._exposition = DiskForecast(), Exposition()

@@ -33,11 +33,14 @@ PAGES: Final = {
         "#/topics/web?text=none",
         "document.querySelector('.messages')?.innerText.includes('No message')",
     ),
+    "charts": ("#/topics/web/charts", "document.querySelector('.charts .line')?.getAttribute('d').includes('L')"),
+    "search": ("#/search?topics=web%2C+o*", "document.querySelectorAll('.messages summary').length > 2"),
+    "search of nothing": ("#/search", "document.querySelector('input[name=topics]')"),
     "partitions": ("#/topics/web/partitions", "document.querySelector('tbody tr')"),
     "readers": ("#/topics/web/readers", "document.querySelector('tbody')?.innerText.includes('reports')"),
     "settings": ("#/topics/web/settings", "document.querySelector('tbody tr')"),
     "groups": ("#/groups", "document.querySelector('tbody tr')"),
-    "group": ("#/groups/reports", "document.querySelectorAll('.table tbody tr').length > 1"),
+    "group": ("#/groups/reports", "document.querySelector('.charts .times:not([hidden])')"),
     "users": ("#/access", "document.querySelector('tbody tr')"),
     "roles": ("#/access/roles", "document.querySelector('tbody tr')"),
     "rules": ("#/access/rules", "document.querySelector('tbody tr')"),
@@ -53,7 +56,7 @@ READY = "document.querySelector('main h1')"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, standalone: Ensemble) -> Iterator[Server]:
     """An appliance with something in each list."""
-    page = {"console.listen": "127.0.0.1:0", "console.anonymous": True}
+    page = {"console.listen": "127.0.0.1:0", "console.anonymous": True, "console.chart_ms": 1_000}
     settings = {**page, "zookeeper.connect": fresh_connect(standalone), "network.workers": 1} | ACCESS
     settings |= {"security.authorizer": "acl", "security.super_users": "User:alice;User:ANONYMOUS"}
     with Server(tmp_path_factory.mktemp("console") / "data", **settings) as server, Admin(server.native) as admin:

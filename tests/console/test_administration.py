@@ -131,7 +131,7 @@ def test_topics_are_made_changed_emptied_deleted_and_brought_back(
     ask, token = root
     status, gone = act(ask, token, "trim", "hers", name="hers", to="latest")
     assert status == 200 and gone["result"]["bytes"] > 200
-    assert ask("/api/messages?topic=hers")[1]["messages"] == []
+    assert ask("/api/messages?topics=hers")[1]["messages"] == []
     assert act(ask, token, "delete_topic", "hers", name="hers")[1]["result"]["trash_ms"] > 0
     assert act(ask, token, "delete_topic", "hers", name="hers")[0] == 404
     assert [row["name"] for row in ask("/api/list?what=trash")[1]["rows"]] == ["hers"]

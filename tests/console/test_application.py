@@ -122,9 +122,21 @@ def first_event(server: Server) -> dict[str, Any]:
 
 
 def test_somebody_unknown_sees_what_everybody_may_see(server: Server, ask: Ask) -> None:
-    status, found = ask("/api/messages?topic=open")
+    status, found = ask("/api/messages?topics=open")
     assert status == 200 and found["messages"][0]["value"] == {"text": "hello", "bytes": 5}
-    assert ask("/api/messages?topic=secret")[0] == 403
+    assert ask("/api/messages?topics=secret")[0] == 403
+    everything = ask("/api/messages?topics=*")[1]["messages"]
+    assert {message["topic"] for message in everything} == {"open"}, "a pattern stands for what may be read"
+    for topics in (
+        "open,secret",
+        "*&cursor=n,secret:0-99",
+        "secret&cursor=n,secret:0-99",
+        "*&cursor=o,open:0-0,secret:0-0",
+    ):
+        assert ask(f"/api/messages?topics={topics}")[0] == ask(f"/api/download?topics={topics}")[0] == 403, topics
+    assert ask("/api/messages?topics=s*")[0] == 400, "no topic that may be read"
+    assert ask("/api/history?topic=open")[1].keys() == {"at_ms", "bytes_per_s", "messages_per_s"}
+    assert ask("/api/history?topic=secret")[0] == ask("/api/history?group=reports")[0] == 403
     seen = first_event(server)["set"]
     assert list(seen["topics"]) == ["open"]
     assert seen.keys() == {"topics"}, "no partitions of a topic that may not be seen, no state, no alerts"
@@ -158,21 +170,21 @@ def test_a_file_is_for_who_may_read_and_has_nothing_that_is_masked(server: Serve
     with Producer(server.state["listeners"]["local"]) as producer:
         producer.send("masked", b'{"card": "4111", "id": 7}').result()
         producer.send("masked-packed", msgspec.msgpack.encode({"card": "4111", "id": 7})).result()
-    assert ask("/api/download?topic=masked")[0] == 403
+    assert ask("/api/download?topics=masked")[0] == 403
     log_in(ask, "bob", "other")
-    assert ask("/api/download?topic=secret")[0] == 403
+    assert ask("/api/download?topics=secret")[0] == 403
     for wrong in ("topic=masked&format=xml", "topic=masked&follow=true&order=oldest", "topic=../x"):
         assert ask(f"/api/download?{wrong}")[0] == 400
-    status, text = ask("/api/download?topic=masked&format=csv")
+    status, text = ask("/api/download?topics=masked&format=csv")
     assert status == 200 and text.splitlines()[0] == b"topic,partition,offset,timestamp,key,value,headers"
-    status, text = ask("/api/download?topic=masked&order=oldest")
+    status, text = ask("/api/download?topics=masked&order=oldest")
     row = json.loads(text)
     assert status == 200 and row["value"] == '{"card":"***","id":7}'
-    assert ask("/api/messages?topic=masked")[1]["messages"][0]["value"]["text"] == '{"card":"***","id":7}'
+    assert ask("/api/messages?topics=masked")[1]["messages"][0]["value"]["text"] == '{"card":"***","id":7}'
     one = f"/api/message?topic=masked&partition=0&offset={row['offset']}"
     assert ask(one)[1]["value"]["text"] == '{"card":"***","id":7}'
-    assert ask("/api/messages?topic=masked&text=4111")[1]["messages"] == []
-    (packed,) = ask("/api/messages?topic=masked-packed&field=id%3D7")[1]["messages"]
+    assert ask("/api/messages?topics=masked&text=4111")[1]["messages"] == []
+    (packed,) = ask("/api/messages?topics=masked-packed&field=id%3D7")[1]["messages"]
     assert packed["value"]["text"] == '{"card":"***","id":7}', "decoded, then masked, then searched"
     line = "what=console topic=masked download=csv masked=card"
     wait_for(lambda: line in server.log(), "the audit log to have the file, and what was masked")
@@ -181,8 +193,8 @@ def test_a_file_is_for_who_may_read_and_has_nothing_that_is_masked(server: Serve
 def test_who_reads_what_is_in_the_audit_log(server: Server, ask: Ask) -> None:
     log_in(ask, "bob", "other")
     for _ in range(5):
-        assert ask("/api/messages?topic=open")[0] == 200
-    assert ask("/api/messages?topic=secret")[0] == 403
+        assert ask("/api/messages?topics=open")[0] == 200
+    assert ask("/api/messages?topics=secret")[0] == 403
     wait_for(lambda: "read: who=User:bob from=127.0.0.1:" in server.log(), "a line")
     refused = "refused: reason=denied who=User:bob from=127.0.0.1:"
     wait_for(lambda: any(refused in line and '"read secret"' in line for line in server.log().splitlines()), "it, too")
@@ -234,10 +246,15 @@ def test_requests_of_other_pages_are_refused(ask: Ask, headers: dict[str, str], 
     ("path", "status"),
     [
         ("/api/messages", 400),
-        ("/api/messages?topic=..%2Fx", 400),
-        ("/api/messages?topic=open&limit=1000", 400),
-        ("/api/messages?topic=open&wrong=1", 400),
-        ("/api/messages?topic=open&partition=7", 404),
+        ("/api/messages?topics=..%2Fx", 400),
+        ("/api/messages?topics=open,", 400),
+        ("/api/messages?topic=open", 400),
+        ("/api/history", 400),
+        ("/api/history?topic=open&group=g", 400),
+        ("/api/history?topic=*", 400),
+        ("/api/messages?topics=open&limit=1000", 400),
+        ("/api/messages?topics=open&wrong=1", 400),
+        ("/api/messages?topics=open&partition=7", 404),
         ("/api/message?topic=open&partition=0&offset=1", 404),
         ("/nothing", 404),
         ("/../../etc/passwd", 404),
@@ -315,7 +332,7 @@ def test_idle_connections_keep_nobody_out(server: Server, ask: Ask) -> None:
     with contextlib.ExitStack() as stack:
         own = http.client.HTTPConnection(server.state["listeners"]["console"], timeout=60)
         stack.callback(own.close)
-        own.request("GET", "/api/messages?topic=open", headers={"cookie": cookie})
+        own.request("GET", "/api/messages?topics=open", headers={"cookie": cookie})
         assert own.getresponse().read()
         mine = own.sock
         for _ in range(2 * CONNECTIONS_MAX):
@@ -393,7 +410,7 @@ def test_where_clients_have_to_log_in_so_do_visitors(
     if users:
         verifiers = {"SCRAM-SHA-256": make_verifier("SCRAM-SHA-256", b"x", 4096)}
         security_file.store(tmp_path / security_file.FILE_NAME, SecurityState(users={"alice": verifiers}))
-    console = make_console(load(None, given), tmp_path, address, Audit(lambda: 0))
+    console = make_console(load(None, given), tmp_path, address, Audit(lambda: 0), lambda: None)
     visitor = console._visitors.find("", "127.0.0.1:5")
     assert (visitor is not None) == open_to_all
 

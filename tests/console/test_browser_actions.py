@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -22,16 +24,18 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: 
 
 HOSTILE = "<img src=x onerror=document.title='broken'>\u202e\"'`${1}</script>"
 USERS = ("root", "bob")
-"""The super user, and one who may look at everything and change nothing; ``eve`` may do nothing at all."""
+"""The super user, and one who may look at everything and change nothing; ``eve`` may do nothing at all, and
+``carl`` read what begins with ``his-``."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, standalone: Ensemble) -> Iterator[Server]:
     rights = {"security.authorizer": "acl", "security.super_users": "User:root"}
     settings = {"console.listen": "127.0.0.1:0", "zookeeper.connect": fresh_connect(standalone), **rights} | ACCESS
+    settings["console.chart_ms"] = 1_000
     with Server(tmp_path_factory.mktemp("actions") / "data", **settings) as server:
         with contextlib.closing(local(server)) as cluster:
-            for user in (*USERS, "eve"):
+            for user in (*USERS, "eve", "carl"):
                 verifier = encode_verifier(make_verifier("SCRAM-SHA-256", user.encode(), 4096))
                 cluster.admin("put_user", {"name": user, "verifiers": {"SCRAM-SHA-256": verifier}, "new": True})
             kinds = (("Topic", "*"), ("Group", "*"), ("Cluster", "kafka-cluster"))
@@ -39,6 +43,11 @@ def server(tmp_path_factory: pytest.TempPathFactory, standalone: Ensemble) -> It
                 {"resource": kind, "name": name, "principal": "User:bob", "operation": one}
                 for kind, name in kinds
                 for one in (("Describe", "DescribeConfigs") if kind == "Cluster" else ("Describe", "Read"))
+            ]
+            his = [("Topic", "Describe"), ("Topic", "Read"), ("Group", "Describe")]
+            rules += [
+                {"resource": kind, "name": "his-", "pattern": "Prefixed", "principal": "User:carl", "operation": one}
+                for kind, one in his
             ]
             cluster.admin("add_acls", {"acls": rules})
             cluster.admin("put_quota", {"user": HOSTILE, "client_id": "", "limits": {"request_rate": 7}})
@@ -502,3 +511,85 @@ def test_the_new_pages_fit_a_phone(page: Browser, server: Server) -> None:
     shoot(page, "narrow-dialog")
     page.press("Escape")
     done(page)
+
+
+PROBLEM = "document.querySelector('main .problem:not([hidden])')?.innerText"
+FOUND = "[...document.querySelectorAll('.messages .place')].map((one) => one.textContent.split(' ')[0]).sort().join()"
+
+
+@pytest.mark.parametrize("user", ["root", "carl"])
+def test_several_topics_are_searched_by_who_may_read_them(
+    page: Browser, server: Server, admin: Admin, user: str
+) -> None:
+    """A pattern stands for those that the visitor may read; a name of another one is refused."""
+    topics = [f"his-{user}-a", f"his-{user}-b", f"other-{user}"]
+    with Producer(server.state["listeners"]["local"]) as producer:
+        for topic in topics:
+            admin.create_topic(topic)
+            producer.send_many(topic, [json.dumps({"status": code, "from": HOSTILE}).encode() for code in (200, 500)])
+    mine = topics if user == "root" else topics[:2]
+    log_in(page, server, user, f"#/search?topics=*-{user}*&field=status%3D500")
+    page.wait(f"{FOUND} === {','.join(sorted(mine))!r}", "one message of each")
+    page.evaluate("document.querySelector('.messages summary').click()")
+    page.wait("document.querySelector('pre.value').textContent.includes('onerror')", "text, not markup")
+    assert page.evaluate("document.title") == "Search · appliance"
+    place = "decodeURIComponent(document.querySelector('.message-body dd a').getAttribute('href'))"
+    assert page.evaluate(place).startswith(f"#/topics/{mine[-1]}?start=offset&partition=0&offset=")
+    shoot(page, f"search-{user}")
+    page.evaluate(f"document.querySelector('input[name=topics]').value = {', '.join(topics[1:])!r}")
+    click(page, "Search")
+    if user == "root":
+        page.wait(f"{FOUND} === {','.join(topics[1:])!r}", "those that were named")
+    else:
+        page.wait(f"{PROBLEM}?.includes('not permitted')", "the refusal")
+        assert page.evaluate("document.querySelectorAll('.messages summary').length") == 0
+        forget_the_answer(page)
+    page.evaluate("document.querySelector('input[name=topics]').value = 'nothing-*'")
+    click(page, "Search")
+    page.wait(f"{PROBLEM}?.includes('no topic that you may read has such a name')")
+    forget_the_answer(page)
+
+
+def test_what_arrives_in_several_topics_is_shown_live(page: Browser, server: Server, admin: Admin) -> None:
+    for topic in ("live-a", "live-b"):
+        admin.create_topic(topic)
+    log_in(page, server, "root", "#/search?topics=live-*&start=follow")
+    page.wait("document.querySelector('main').innerText.includes('Live ·')")
+    with Producer(server.state["listeners"]["local"]) as producer:
+        for topic in ("live-a", "live-b"):
+            producer.send(topic, b"now").result()
+    page.wait(f"{FOUND} === 'live-a,live-b'")
+    click(page, "Stop")
+
+
+@pytest.mark.parametrize("user", ["root", "carl"])
+def test_charts_of_a_topic_and_a_group(page: Browser, server: Server, admin: Admin, user: str) -> None:
+    names = [f"his-chart-{user}", f"other-chart-{user}"]
+    for name in names:
+        admin.create_topic(name)
+        admin.commit(name, {(name, 0): 0})
+    with Producer(server.state["listeners"]["local"]) as producer:
+        log_in(page, server, user, f"#/topics/{names[0]}/charts")
+        card = (
+            "[...document.querySelectorAll('.charts section')].find((one) => one.innerText.startsWith('Messages in'))"
+        )
+        page.wait(f"{card}.querySelector('.line').getAttribute('d').includes('L')", "two points")
+        deadline_s = time.monotonic() + 60
+        while not page.evaluate(f"/at most [1-9]/.test({card}.innerText)"):
+            assert time.monotonic() < deadline_s, page.text()
+            producer.send_many(names[0], [b"line"] * 10)
+            page.evaluate("new Promise((resolve) => setTimeout(resolve, 200))")
+        said = page.evaluate(f"{card}.querySelector('svg').getAttribute('aria-label')")
+        assert re.fullmatch(r"Messages in from \d\d:\d\d to \d\d:\d\d: at most [\d.,]+/s, now [\d.,]+/s", said), said
+        shoot(page, f"charts-{user}")
+        visit(page, server, f"#/groups/{names[0]}")
+        page.wait("/at most [1-9]/.test(document.querySelector('.charts section').innerText)", "the group is behind")
+        shoot(page, f"group-charts-{user}")
+    for place in (f"#/topics/{names[1]}/charts", f"#/groups/{names[1]}"):
+        visit(page, server, place)
+        if user == "root":
+            page.wait("document.querySelector('.charts .line').getAttribute('d')", "a line")
+        else:
+            page.wait(f"{PROBLEM}?.includes('not permitted')", "the refusal")
+            assert page.evaluate("document.querySelector('.charts .line').getAttribute('d')") in (None, "")
+            forget_the_answer(page)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -14,12 +13,12 @@ from hypothesis import strategies as st
 from appliance.client import Message
 from appliance.console import download
 from appliance.console.download import Download, make_file
-from appliance.console.message_search import Query, Search, SearchedBatch
+from appliance.console.message_search import Query
 from appliance.console.value_decoding import MessageView
 from appliance.errors import InvalidRequest
 from appliance.security.field_masks import FieldMask
 
-from .test_message_search import FakeLog, logs, steps
+from .test_message_search import FakeLog, logs, search, steps
 
 
 def offsets_of(content: bytes) -> list[tuple[int, int]]:
@@ -37,8 +36,8 @@ def test_files_have_every_message_once_whatever_fills_them(
     files, cursor = [], ""
     try:
         while not files or cursor:
-            wanted = Download(topic="web", order=order, text=text, cursor=cursor)  # type: ignore[arg-type]
-            files.append(make_file(wanted, FakeLog(*rows), lambda: 0.0, MessageView()))
+            wanted = Download(topics="web", order=order, text=text, cursor=cursor)  # type: ignore[arg-type]
+            files.append(make_file(wanted, ["web"], FakeLog(*rows), lambda: 0.0, lambda _: MessageView()))
             cursor = files[-1].cursor
             assert len(files) < 1_000, "it does not end"
     finally:
@@ -59,10 +58,7 @@ class OneLog(FakeLog):
 
     def __init__(self, *messages: Message) -> None:
         super().__init__([(0, b"")] * len(messages))
-        self._messages = [[one._replace(offset=40 * at + 39) for at, one in enumerate(messages)]]
-
-    def read(self, topic: str, partition: int, start: int, stop: int, *, newest_first: bool) -> Iterator[SearchedBatch]:
-        return super().read(topic, partition, start, stop, newest_first=newest_first)
+        self._messages = {"web": [[one._replace(offset=40 * at + 39) for at, one in enumerate(messages)]]}
 
 
 HEADERS = (("trace", b"1"), ("card", b"4111"))
@@ -74,7 +70,8 @@ MESSAGES = (
 
 
 def test_csv_is_read_back_and_computes_nothing() -> None:
-    file = make_file(Download(topic="web", format="csv", order="oldest"), OneLog(*MESSAGES), lambda: 0.0, MessageView())
+    wanted = Download(topics="web", format="csv", order="oldest")
+    file = make_file(wanted, ["web"], OneLog(*MESSAGES), lambda: 0.0, lambda _: MessageView())
     columns, *rows = csv.reader(io.StringIO(file.content.decode(), newline=""))
     assert tuple(columns) == download.COLUMNS
     headers = '[{"name":"trace","value":"1"},{"name":"card","value":"4111"}]'
@@ -88,7 +85,8 @@ def test_csv_is_read_back_and_computes_nothing() -> None:
 @pytest.mark.parametrize("text", ["=1", "+1", "-1", "@a", "\t=1", "\r=1", "\n=1", "\uff1d1", "\uff20a"])
 def test_no_cell_of_csv_is_a_formula(text: str) -> None:
     message = Message("-2-3", 0, 0, 5, text.encode(), text.encode(), ((text, text.encode()),))
-    file = make_file(Download(topic="-2-3", format="csv"), OneLog(message), lambda: 0.0, MessageView())
+    wanted = Download(topics="web", format="csv")
+    file = make_file(wanted, ["web"], OneLog(message), lambda: 0.0, lambda _: MessageView())
     _, row = csv.reader(io.StringIO(file.content.decode(), newline=""))
     assert row[0] == "'-2-3" and row[4:6] == [f"'{text}"] * 2 and row[6].startswith("[{")
 
@@ -99,8 +97,8 @@ def test_nothing_that_is_masked_is_in_a_file(kind: str) -> None:
         Message("web", 0, 0, 5, b"card=4111", b'{"card": {"number": "4111"}, "id": 7}', HEADERS),
         Message("web", 0, 0, 6, b"k", b"card=4111 id=7", ()),
     ]
-    wanted = Download(topic="web", format=kind)  # type: ignore[arg-type]
-    file = make_file(wanted, OneLog(*messages), lambda: 0.0, MessageView(mask=FieldMask(["card"])))
+    wanted = Download(topics="web", format=kind)  # type: ignore[arg-type]
+    file = make_file(wanted, ["web"], OneLog(*messages), lambda: 0.0, lambda _: MessageView(mask=FieldMask(["card"])))
     assert file.messages == 2 and b"4111" not in file.content and file.content.count(b"***") == 4
 
 
@@ -108,15 +106,15 @@ def test_nothing_that_is_masked_is_in_a_file(kind: str) -> None:
 def test_a_search_does_not_tell_what_is_masked(query: dict[str, str]) -> None:
     """Else who guesses digit by digit would read it from what is found."""
     log = OneLog(Message("web", 0, 0, 5, b"card=4111", b'{"card": "4111"}', ()))
-    asked = Query(topic="web", **query)  # type: ignore[arg-type]
-    assert len(Search(asked, log, lambda: 0.0).step().messages) == 1
-    assert Search(asked, log, lambda: 0.0, MessageView(mask=FieldMask(["card"]))).step().messages == []
-    shown = (
-        Search(Query(topic="web", text="***"), log, lambda: 0.0, MessageView(mask=FieldMask(["card"]))).step().messages
-    )
+    asked = Query(topics="web", **query)  # type: ignore[arg-type]
+    masked = MessageView(mask=FieldMask(["card"]))
+    assert len(search(asked, log).step().messages) == 1
+    assert search(asked, log, view=masked).step().messages == []
+    shown = search(Query(topics="web", text="***"), log, view=masked).step().messages
     assert [message.value for message in shown] == [b'{"card":"***"}']
 
 
 def test_what_is_still_to_come_is_not_downloaded() -> None:
     with pytest.raises(InvalidRequest, match="is not downloaded"):
-        make_file(Download(topic="web", order="oldest", follow=True), FakeLog([]), lambda: 0.0, MessageView())
+        wanted = Download(topics="web", order="oldest", follow=True)
+        make_file(wanted, ["web"], FakeLog([]), lambda: 0.0, lambda _: MessageView())

@@ -8,12 +8,13 @@ from collections.abc import Collection
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.console.history import Recorder
 from appliance.console.live_events import ROWS_OF_EVENT_MAX, changes, parts, visible
 from appliance.console.observer import ConsoleSnapshot, Observer, Poller
 from appliance.console.topic_rows import PartitionsNow, PlacedPartition, PlacedTopic, TopicRow
 from appliance.console.visitors import Visitor
 from appliance.metrics.looks import Look
-from appliance.metrics.readings import of_status
+from appliance.metrics.readings import Readings, of_status
 from appliance.security.acls import Acl, Operation, PatternType, Permission, ResourceType, Rights
 from appliance.status import NOTHING
 
@@ -91,7 +92,11 @@ class FakePoller(Poller):
 
     def __init__(self) -> None:
         self.focus: list[Collection[str]] = []
-        self.closed = 0
+        self.closed = self.reads = 0
+
+    def read(self) -> Readings:
+        self.reads += 1
+        return of_status(NOTHING | {"pid": None, "partitions": []}, 0)
 
     def look(self) -> Look:
         return Look(of_status(NOTHING | {"pid": None, "partitions": []}, 0))
@@ -107,7 +112,8 @@ class FakePoller(Poller):
 def test_nothing_is_done_while_nobody_watches() -> None:
     async def play() -> None:
         look = FakePoller()
-        observer = Observer(look, lambda: 0.0)
+        recorder = Recorder(60, lambda: 0.0, lambda: 0.0, lambda: None)
+        observer = Observer(look, recorder, lambda: 0.0)
         running = asyncio.create_task(observer.run())
         await asyncio.sleep(0)
         assert look.focus == []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,19 +15,26 @@ from appliance.client import EARLIEST, LATEST, Message
 from appliance.console import message_search
 from appliance.console.message_search import (
     STEP_MS_MAX,
+    TOPIC,
     UNPACKED_BYTES_MAX,
+    Places,
     Query,
     Search,
     SearchedBatch,
     StepResult,
+    chosen_topics,
     cursor_text,
     parse_cursor,
     shown,
 )
+from appliance.console.value_decoding import MessageView
 from appliance.errors import InvalidRequest, UnknownPartition, WriterGone
+from appliance.names import TopicPartition
 
 GAP = 40
 """Offsets are bytes: each message of these logs has so many."""
+PLAIN = MessageView()
+WEB = [TopicPartition("web", number) for number in range(3)]
 
 
 class FakeLog:
@@ -35,44 +43,67 @@ class FakeLog:
     damaged = too_large = unpacked_bytes = 0
 
     def __init__(
-        self, *partitions: list[tuple[int, bytes]], broken: frozenset[int] = frozenset(), cost: int = 0
+        self, *partitions: list[tuple[int, bytes]], broken: frozenset[int] = frozenset(), cost: int = 0, **others: Any
     ) -> None:
-        """``cost``: what each message unpacks to."""
+        """The partitions of ``web``, and of ``others`` by topic.
+
+        ``broken``: partitions of any topic; ``cost``: what each message unpacks to.
+        """
         self._broken, self._cost = broken, cost
-        self._messages = [
-            [
-                Message("web", number, (at + 1) * GAP - 1, time, b"key", value, ())
-                for at, (time, value) in enumerate(rows)
+        self._messages = {
+            topic: [
+                [
+                    Message(topic, number, (at + 1) * GAP - 1, time, b"key", value, ())
+                    for at, (time, value) in enumerate(rows)
+                ]
+                for number, rows in enumerate(given)
             ]
-            for number, rows in enumerate(partitions)
-        ]
+            for topic, given in {"web": partitions, **others}.items()
+        }
+
+    def topics(self) -> Iterable[str]:
+        return self._messages
 
     def partitions(self, topic: str) -> int:
-        return len(self._messages)
+        return len(self._messages[topic])
 
-    def offsets(self, topic: str, partitions: list[int], when: int) -> tuple[dict[int, int], dict[int, str]]:
+    def _rows(self, part: TopicPartition) -> list[Message]:
+        return self._messages[part.topic][part.partition]
+
+    def offsets(self, parts: Sequence[TopicPartition], when: int) -> tuple[Places, dict[TopicPartition, str]]:
         found = {}
-        for number in partitions:
-            rows = self._messages[number]
+        for part in parts:
+            rows = self._rows(part)
             end = len(rows) * GAP
             since = next((row.offset for row in rows if row.timestamp >= when), end)
-            found[number] = {EARLIEST: 0, LATEST: end}.get(when, since)
+            found[part] = {EARLIEST: 0, LATEST: end}.get(when, since)
         return found, {}
 
-    def read(self, topic: str, partition: int, start: int, stop: int, *, newest_first: bool) -> Iterator[SearchedBatch]:
-        if partition in self._broken:
+    def read(self, part: TopicPartition, start: int, stop: int, *, newest_first: bool) -> Iterator[SearchedBatch]:
+        if part.partition in self._broken:
             raise WriterGone("being restarted")
-        rows = [row for row in self._messages[partition] if start <= row.offset and row.offset - GAP + 1 < stop]
+        rows = [row for row in self._rows(part) if start <= row.offset and row.offset - GAP + 1 < stop]
         for row in reversed(rows) if newest_first else rows:
             self.unpacked_bytes += self._cost
             yield SearchedBatch([row], row.offset - GAP + 1, row.offset + 1)
 
 
-def steps(log: FakeLog, **query: object) -> list[StepResult]:
+def search(
+    query: Query,
+    log: FakeLog,
+    clock: Callable[[], float] = lambda: 0.0,
+    may_read: Callable[[str], bool] = lambda _: True,
+    view: MessageView = PLAIN,
+) -> Search:
+    return Search(query, chosen_topics(query, log, may_read), log, clock, lambda _: view)
+
+
+def steps(log: FakeLog, topics: str = "web", **query: object) -> list[StepResult]:
     """All steps of a search."""
-    found = [Search(Query(topic="web", **query), log, lambda: 0.0).step()]  # type: ignore[arg-type]
-    while found[-1].cursor:
-        found.append(Search(Query(topic="web", **query, cursor=found[-1].cursor), log, lambda: 0.0).step())  # type: ignore[arg-type]
+    found: list[StepResult] = []
+    while not found or found[-1].cursor:
+        cursor = found[-1].cursor if found else query.get("cursor", "")
+        found.append(search(Query(topics=topics, **query | {"cursor": cursor}), log).step())  # type: ignore[arg-type]
         assert len(found) < 10_000, "it does not end"
     return found
 
@@ -116,7 +147,7 @@ def test_partitions_are_merged_by_time() -> None:
 def test_a_partition_that_cannot_be_read_is_named_and_the_others_go_on() -> None:
     (found,) = steps(FakeLog([(1, b"a")], [(2, b"b")], broken=frozenset({0})))
     assert [message.value for message in found.messages] == [b"b"]
-    assert found.unreadable == {0: "being restarted"}
+    assert found.unreadable == {WEB[0]: "being restarted"}
 
 
 def test_an_offset_and_a_partition_begin_in_the_middle() -> None:
@@ -131,14 +162,20 @@ def test_an_offset_and_a_partition_begin_in_the_middle() -> None:
     ("query", "says"),
     [
         ({"offset": 3}, "choose the partition"),
-        ({"cursor": "o.0-1"}, "another search"),
-        ({"cursor": "n.9-1"}, "another search"),
-        ({"cursor": "n.0-1.0"}, "not a cursor"),
+        ({"cursor": "o,web:0-1"}, "another search"),
+        ({"cursor": "n,web:9-1"}, "another search"),
+        ({"cursor": "n,app:0-1"}, "another search"),
+        ({"cursor": "n,web:0-1.0"}, "not a cursor"),
+        ({"cursor": "n,:0-1"}, "not a cursor"),
+        ({"cursor": "n,web:" + ".".join(f"{number}-1" for number in range(513))}, "not a cursor"),
+        ({"topics": "web,app", "partition": 0}, "belongs to one topic"),
+        ({"topics": "nothing-*"}, "no topic"),
+        ({"topics": ",".join(f"t{number}" for number in range(21))}, "name 20 at most"),
     ],
 )
 def test_queries_that_contradict_themselves(query: dict[str, object], says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
-        steps(FakeLog([], []), **query)
+        steps(FakeLog([], [], app=[[]]), **query)
 
 
 def test_a_partition_that_does_not_exist() -> None:
@@ -146,9 +183,13 @@ def test_a_partition_that_does_not_exist() -> None:
         steps(FakeLog([]), partition=1)
 
 
-@given(st.booleans(), st.dictionaries(st.integers(0, 999_999), st.integers(0, 2**63 - 1), min_size=1, max_size=512))
-def test_a_cursor_is_read_as_it_was_written(newest: bool, left: dict[int, int]) -> None:
-    assert parse_cursor(cursor_text(newest, left)) == left
+parts = st.builds(TopicPartition, st.from_regex(rf"\A{TOPIC}\Z"), st.integers(0, 999_999))
+
+
+@given(st.booleans(), st.dictionaries(parts, st.integers(0, 2**63 - 1), min_size=1, max_size=50))
+def test_a_cursor_is_read_as_it_was_written(newest: bool, left: Places) -> None:
+    """In its order: whose turn it is."""
+    assert list(parse_cursor(cursor_text(newest, left)).items()) == list(left.items())
 
 
 def test_a_value_is_shown_as_text_or_hexadecimal_and_cut() -> None:
@@ -165,7 +206,7 @@ class GrowingLog(FakeLog):
     """A log that somebody writes to between two steps."""
 
     def write(self, partition: int, time: int, value: bytes) -> None:
-        rows = self._messages[partition]
+        rows = self._messages["web"][partition]
         rows.append(Message("web", partition, (len(rows) + 1) * GAP - 1, time, b"key", value, ()))
 
 
@@ -186,10 +227,10 @@ def test_who_follows_gets_each_new_message_once(before: list[int], rounds: list[
             log.write(partition, written, b"new %d" % written)
             written += 1
         for _ in range(len(batch) + 2):
-            query = Query(topic="web", order="oldest", follow=True, limit=limit, cursor=cursor)
-            found = Search(query, log, lambda: 0.0).step()
+            query = Query(topics="web", order="oldest", follow=True, limit=limit, cursor=cursor)
+            found = search(query, log).step()
             cursor = found.cursor
-            assert parse_cursor(cursor).keys() == {0, 1, 2}, "no partition is ever finished"
+            assert parse_cursor(cursor).keys() == set(WEB), "no partition is ever finished"
             got += found.messages
     assert sorted(message.value or b"" for message in got) == sorted(b"new %d" % number for number in range(written))
     for partition in range(3):
@@ -199,13 +240,13 @@ def test_who_follows_gets_each_new_message_once(before: list[int], rounds: list[
 
 def test_a_partition_that_cannot_be_read_is_tried_again() -> None:
     log = GrowingLog([], [], broken=frozenset({1}))
-    first = Search(Query(topic="web", order="oldest", follow=True), log, lambda: 0.0).step()
+    first = search(Query(topics="web", order="oldest", follow=True), log).step()
     log.write(0, 1, b"a")
     log.write(1, 1, b"b")
-    second = Search(Query(topic="web", order="oldest", follow=True, cursor=first.cursor), log, lambda: 0.0).step()
-    assert [message.value for message in second.messages] == [b"a"] and 1 in second.unreadable
+    second = search(Query(topics="web", order="oldest", follow=True, cursor=first.cursor), log).step()
+    assert [message.value for message in second.messages] == [b"a"] and WEB[1] in second.unreadable
     log._broken = frozenset()
-    third = Search(Query(topic="web", order="oldest", follow=True, cursor=second.cursor), log, lambda: 0.0).step()
+    third = search(Query(topics="web", order="oldest", follow=True, cursor=second.cursor), log).step()
     assert [message.value for message in third.messages] == [b"b"]
 
 
@@ -239,7 +280,7 @@ def test_values_are_chosen_by_expression_and_field(query: dict[str, str], expect
 @pytest.mark.parametrize("query", [{"match": "("}, {"match": r"(a)\1"}, {"field": "status"}, {"field": "=x"}])
 def test_what_is_no_filter_is_refused(query: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest):
-        Search(Query(topic="web", **query), FakeLog(ROWS), lambda: 0.0)  # type: ignore[arg-type]
+        search(Query(topics="web", **query), FakeLog(ROWS))  # type: ignore[arg-type]
 
 
 def test_no_expression_makes_a_search_slow() -> None:
@@ -251,8 +292,8 @@ def test_no_expression_makes_a_search_slow() -> None:
 class OneBatchLog(FakeLog):
     """All messages of a partition are in one batch."""
 
-    def read(self, topic: str, partition: int, start: int, stop: int, *, newest_first: bool) -> Iterator[SearchedBatch]:
-        rows = self._messages[partition]
+    def read(self, part: TopicPartition, start: int, stop: int, *, newest_first: bool) -> Iterator[SearchedBatch]:
+        rows = self._rows(part)
         if start < len(rows) * GAP and stop > 0:
             yield SearchedBatch(list(rows), 0, len(rows) * GAP)
 
@@ -283,7 +324,7 @@ def test_an_expensive_expression_stops_a_step_within_a_batch(
     cursor, found = "", []
     for _ in range(1_000):
         since_s = passed_s
-        step = Search(Query(topic="web", order=order, match="^yes$", cursor=cursor), log, lambda: passed_s).step()  # type: ignore[arg-type]
+        step = search(Query(topics="web", order=order, match="^yes$", cursor=cursor), log, lambda: passed_s).step()  # type: ignore[arg-type]
         assert 0 < step.scanned <= 6 and passed_s - since_s < 2 * STEP_MS_MAX / 1000 + 0.25, "and one search more"
         found += [(message.partition, message.timestamp) for message in step.messages]
         cursor = step.cursor
@@ -302,18 +343,58 @@ def test_a_large_value_takes_no_seconds_whatever_the_expression(match: str, too_
     """A value of 1 MiB: an expression that would take seconds is not applied, and the answer counts that."""
     log = OneBatchLog([(0, b"a" * (1 << 20))])
     begun_s = time.process_time()
-    found = Search(Query(topic="web", match=match), log, time.monotonic).step()
+    found = search(Query(topics="web", match=match), log, time.monotonic).step()
     assert (found.too_costly, found.scanned, found.messages) == (too_costly, 1, [])
     assert time.process_time() - begun_s < 1
-    assert Search(Query(topic="web", match="a$"), log, time.monotonic).step().messages, "an expression of people"
+    assert search(Query(topics="web", match="a$"), log, time.monotonic).step().messages, "an expression of people"
 
 
 @pytest.mark.parametrize("match", ["[a-q].{900}[xyz]{20}", "[^x]{1000}[^y]{900}"])
 def test_an_expression_with_a_large_program_is_refused(match: str) -> None:
     with pytest.raises(InvalidRequest, match="no regular expression"):
-        Search(Query(topic="web", match=match), FakeLog(ROWS), lambda: 0.0)
+        search(Query(topics="web", match=match), FakeLog(ROWS))
 
 
 def test_who_follows_begins_at_the_oldest() -> None:
     with pytest.raises(InvalidRequest):
-        Search(Query(topic="web", follow=True), FakeLog(ROWS), lambda: 0.0).step()
+        search(Query(topics="web", follow=True), FakeLog(ROWS)).step()
+
+
+def test_several_topics_are_one_search() -> None:
+    """Merged by time, in both directions, and a pattern stands for those that are there and may be read."""
+    log = FakeLog([(1, b"a"), (4, b"d")], app=[[(2, b"b")], [(3, b"c")]], secret=[[(5, b"s")]], other=[[(6, b"o")]])
+    for order, values in (("oldest", b"abcd"), ("newest", b"dcba")):
+        (found,) = steps(log, "web, app", order=order)
+        assert b"".join(message.value or b"" for message in found.messages) == values
+    (found,) = steps(log, "web,app,o*r", field="", order="oldest")
+    assert [message.topic for message in found.messages] == ["web", "app", "app", "web", "other"]
+    query = Query(topics="*e*")
+    assert chosen_topics(query, log, lambda topic: topic != "secret") == ["other", "web"]
+    assert chosen_topics(Query(topics="secret,w*"), log, lambda topic: topic == "web") == ["secret", "web"], (
+        "checked by"
+    )
+
+
+def test_what_is_searched_is_chosen_once() -> None:
+    """A topic that is made after the first step is not part of the search; those of the cursor are."""
+    log = FakeLog([(at, b"w") for at in range(4)], app=[[(at, b"a") for at in range(4)]])
+    first = search(Query(topics="*", limit=2), log).step()
+    log._messages["late"] = [[Message("late", 0, GAP - 1, 0, b"key", b"l", ())]]
+    query = Query(topics="*", limit=50, cursor=first.cursor)
+    assert chosen_topics(query, log, lambda _: False) == ["app", "web"], "which the caller checks"
+    second = search(query, log).step()
+    assert sorted(message.value or b"" for message in first.messages + second.messages) == [b"a"] * 4 + [b"w"] * 4
+
+
+def test_no_partition_waits_for_the_end_of_another() -> None:
+    """Each step has time for one window; the next one reads on where nobody has read for the longest time."""
+    window = message_search.WINDOW_BYTES_MAX
+    rows = [(at, b"no") for at in range(3 * window // GAP)]
+    log = FakeLog(rows, rows, app=[rows])
+    seconds = itertools.count()
+    cursor, turns = "", []
+    for _ in range(6):
+        step = search(Query(topics="web,app", text="yes", cursor=cursor), log, lambda: float(next(seconds))).step()
+        before, cursor = parse_cursor(cursor) if cursor else {}, step.cursor
+        turns += [part for part, at in parse_cursor(cursor).items() if before.get(part, len(rows) * GAP) != at]
+    assert len(turns) == 6 and set(turns[:3]) == set(turns[3:]) == {*WEB[:2], TopicPartition("app", 0)}

@@ -184,11 +184,11 @@ def behind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_nothing_is_seen_before_a_login(behind: Behind) -> None:
     assert behind.ask("/api/session")[1]["login_first"]
-    for path in ("/api/messages?topic=secret", "/api/message?topic=secret&partition=0&offset=0", "/api/events"):
+    for path in ("/api/messages?topics=secret", "/api/message?topic=secret&partition=0&offset=0", "/api/events"):
         assert behind.ask(path)[:2] == (401, {"error": "log in first"}), path
     status, _, cookie = behind.log_in()
     assert status == 200
-    seen = behind.ask("/api/messages?topic=secret", cookie=cookie.partition(";")[0])[1]
+    seen = behind.ask("/api/messages?topics=secret", cookie=cookie.partition(";")[0])[1]
     assert seen["messages"][0]["value"]["text"] == "a credit card"
 
 

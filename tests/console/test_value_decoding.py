@@ -13,12 +13,13 @@ from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message_fa
 from appliance.client import Message
 from appliance.config import load
 from appliance.console import message_search
-from appliance.console.message_search import Query, Search
+from appliance.console.message_search import Query
 from appliance.console.value_decoding import DECODED_BYTES_MAX, VALUE_BYTES_MAX, MessageViews
 from appliance.errors import BadValue, InvalidRequest
 from appliance.security.field_masks import FieldMasks
 
 from .test_download import OneLog
+from .test_message_search import search
 
 PAYMENT = {
     "type": "record",
@@ -137,7 +138,7 @@ def test_a_search_looks_at_what_is_shown(rules: str) -> None:
     log = OneLog(*(Message("web", 0, 0, 5, None, value, ()) for value in (RECORD, b"\x10\x084112")))
     view = MessageViews(rules, FieldMasks("")).view_of_topic("payments")
     for asked in ({"field": "id=7"}, {"text": '"4111"'}, {"match": '"id":7'}):
-        found = Search(Query(topic="web", **asked), log, lambda: 0.0, view).step().messages  # type: ignore[arg-type]
+        found = search(Query(topics="web", **asked), log, view=view).step().messages  # type: ignore[arg-type]
         assert [message.value for message in found] == [b'{"id":7,"card":"4111"}']
 
 
@@ -154,12 +155,12 @@ def test_values_that_become_much_longer_end_a_step(
     log = OneLog(*(Message("web", 0, 0, 5, None, b"\xd0\x0f\x00", ()) for _ in range(5)))
     monkeypatch.setattr(message_search, "UNPACKED_BYTES_MAX", 28_000)
     offsets: list[int] = []
-    query = Query(topic="web", order=order, text=text)
+    query = Query(topics="web", order=order, text=text)
     while len(offsets) < 5:
-        found = Search(query, log, lambda: 0.0, view).step()
+        found = search(query, log, view=view).step()
         assert 1 <= len(found.messages) <= 2 and all(len(one.value or b"") == 14_001 for one in found.messages)
         offsets += [message.offset for message in found.messages]
-        query = Query(topic="web", order=order, text=text, cursor=found.cursor)
+        query = Query(topics="web", order=order, text=text, cursor=found.cursor)
     assert offsets == sorted({39, 79, 119, 159, 199}, reverse=order == "newest")
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from appliance.client import Consumer
+from appliance.clock import now_ms
 from appliance.inputs import text_search as module
 from appliance.inputs.text_search import TextMatch, TextSearch
-from appliance.processes.clock import now_ms
 
 from ..support.server import Server, wait_for
 from .test_files_process import Program, messages_of, rows_of, server_of

@@ -34,7 +34,7 @@ def test_lag_is_what_the_coordinator_says(server: Server) -> None:
         sent = [producer.send("t", b"x" * 100, partition=n % 2).result(60) for n in range(60)]
         ends = {(row["partition"]): row["end"] for row in admin.topics(["t"])[0]["partitions"]}
         server.wait_for_tables("t", 2)
-        watch = LagWatch(server.data_dir)
+        watch = LagWatch(server.data_dir, "test")
         assert watch.measure().by_group == {}
 
         admin.commit("half", {("t", 0): sent[30].offset, ("t", 1): ends[1]})
@@ -59,7 +59,7 @@ def test_what_did_not_change_is_not_measured_again(server: Server) -> None:
         producer.send("u", b"x").result(60)
         admin.commit("once", {("u", 0): 0})
         server.wait_for_tables("u")
-        watch = LagWatch(server.data_dir)
+        watch = LagWatch(server.data_dir, "test")
         first = watch.measure()
         known = watch._known["once", TopicPartition("u", 0)]
         assert watch.measure().by_group["once", "u"].messages == first.by_group["once", "u"].messages == 1
@@ -73,7 +73,7 @@ def test_a_message_without_a_time_is_of_no_age(server: Server) -> None:
         assert peer.produce("untimed", encode_values([b"x"], -1), acks=-1)[0] == 0
         admin.commit("untimed", {("untimed", 0): 0})
         server.wait_for_tables("untimed")
-        lag = LagWatch(server.data_dir).measure().by_group["untimed", "untimed"]
+        lag = LagWatch(server.data_dir, "test").measure().by_group["untimed", "untimed"]
         (row,) = admin.group("untimed")["partitions"]
     assert (lag.messages, lag.seconds) == (row["lag_messages"], row["lag_seconds"]) == (1, 0.0)
 
@@ -83,7 +83,7 @@ def test_what_is_removed_unread_is_lost_and_no_progress(server: Server) -> None:
         middle = [producer.send("v", b"x" * 100).result(60) for _ in range(2)][1].offset
         admin.commit("late", {("v", 0): 0})
         server.wait_for_tables("v")
-        watch = LagWatch(server.data_dir)
+        watch = LagWatch(server.data_dir, "test")
         assert watch.measure().by_group["late", "v"].lost_bytes == 0
         admin.delete_records("v", 0, middle)
         wait_for(lambda: watch.measure().by_group["late", "v"].lost_bytes == middle, "the loss to be seen")

@@ -1,6 +1,7 @@
 // The list of groups with their lag, and one group: members, offsets, moving them.
 
 import { post } from "./api.js";
+import { charts } from "./charts.js";
 import { act, ask, button, settingsOf } from "./dialogs.js";
 import { ago, badge, compact, count, duration, el, plural, route, setText, size } from "./dom.js";
 import { rows } from "./live.js";
@@ -93,14 +94,16 @@ export function group(name) {
     held.update(nearestFirst(Object.entries(detail.settings).map(([key, value]) => ({ name: key, value, source: detail.sources[key] }))));
     moving?.update(detail);
   };
+  const behind = charts({ group: name }, [["lag_messages", "Lag, messages", compact], ["lag_seconds", "Behind", duration]]);
   const crumb = el("p", { class: "crumb" }, el("a", { href: route("groups"), text: "Groups" }));
   const element = el("div", {}, crumb, heading, about,
     el("section", { "aria-labelledby": "offsets-title" }, el("h2", { id: "offsets-title", text: "Offsets and lag" }), offsets.element),
+    el("section", { "aria-labelledby": "charts-title" }, el("h2", { id: "charts-title", text: "The last hours" }), behind.element),
     el("section", { "aria-labelledby": "members-title" }, el("h2", { id: "members-title", text: "Members" }), members.element),
     el("section", { "aria-labelledby": "settings-title" }, el("h2", { id: "settings-title", text: "Settings" }),
       el("p", { class: "note", text: "They hold for members of the consumer protocol (group.protocol=consumer); others bring their own." }), held.element));
   if (moving) element.append(moving.element, el("p", { class: "actions" }, button("Change settings", () => configure(name)), button("Delete the group", () => remove(name), true)));
-  return { element, heading, title: name, update };
+  return { element, heading, title: name, update, close: behind.close };
 }
 
 function configure(name) {

@@ -5,6 +5,7 @@ import { el, empty, route, setText } from "./dom.js";
 import { close, connection, look, onChange, rows } from "./live.js";
 import { group, groups, isPipeline } from "./groups.js";
 import { input, inputs } from "./inputs.js";
+import { searchOfTopics } from "./messages.js";
 import { overview } from "./overview.js";
 import { sql } from "./sql.js";
 import { askLogin, logOut, refresh, session } from "./session.js";
@@ -16,7 +17,7 @@ const banner = document.getElementById("banner");
 const dot = document.getElementById("state-dot");
 const loginButton = document.getElementById("login");
 const themeButton = document.getElementById("theme");
-const LINKS = [["", "Overview"], ["topics", "Topics"], ["groups", "Groups"], ["inputs", "Inputs"], ["pipelines", "Pipelines"], ["sql", "SQL"], ["clients", "Clients"], ["access", "Access"]];
+const LINKS = [["", "Overview"], ["topics", "Topics"], ["search", "Search"], ["groups", "Groups"], ["inputs", "Inputs"], ["pipelines", "Pipelines"], ["sql", "SQL"], ["clients", "Clients"], ["access", "Access"]];
 const THEMES = [["", "◐", "Colours: as the system"], ["light", "☀", "Colours: light"], ["dark", "☾", "Colours: dark"]];
 let view = null;
 
@@ -35,6 +36,7 @@ function make({ parts: [section, name = "", tab = ""], query }) {
   if (section === "" && name === "") return overview();
   if (section === "topics") return name ? topic(name, tab, query) : topics();
   if (section === "groups") return name ? group(name) : groups(false);
+  if (section === "search") return searchOfTopics(query);
   if (section === "pipelines") return groups(true);
   if (section === "inputs") return name ? input(name) : inputs();
   if (section === "sql") return sql(query);

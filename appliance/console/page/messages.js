@@ -1,7 +1,8 @@
-// Searches the messages of a topic in bounded steps, and shows them.  What a message contains is only ever text.
+// Searches the messages of one topic, or of several, in bounded steps, and shows them.  What a message contains is only
+// ever text.
 
 import { download, get, post } from "./api.js";
-import { compact, count, el, empty, moment, plural, size } from "./dom.js";
+import { compact, count, el, empty, moment, plural, route, size } from "./dom.js";
 import { rows } from "./live.js";
 import { session } from "./session.js";
 
@@ -9,11 +10,22 @@ const STEPS_MAX = 40;
 const FOLLOW_MS = 1000;
 const FOLLOWED_MAX = 1000;
 const FORMATS = [["csv", "Download as CSV"], ["jsonl", "Download as JSON lines"]];
+/** The fields that the address has. */
+const KEPT = ["topics", "start", "time", "offset", "partition", "key", "text", "match", "field"];
 const STARTS = [["newest", "Newest first"], ["oldest", "Oldest first"], ["time", "From a time"], ["offset", "From an offset"], ["follow", "Live"]];
 
+/** The view that searches several topics. */
+export function searchOfTopics(query) {
+  const heading = el("h1", { tabindex: "-1", text: "Search" });
+  const about = el("p", { class: "about", text: "In several topics at once, 20 at most: names with commas between, * for any characters." });
+  const view = messages(null, query);
+  return { element: el("div", {}, heading, about, view.element), heading, title: "Search", update: view.update, close: view.close };
+}
+
+/** A search of a topic; null: of those that the visitor names. */
 export function messages(topic, query) {
   const form = new Form(topic, query);
-  const list = el("ol", { class: "messages" });
+  const list = el("ol", { class: topic === null ? "messages named" : "messages" });
   const status = el("p", { class: "status", role: "status" });
   const more = el("button", { type: "button", text: "Load more", hidden: true });
   const stop = el("button", { type: "button", text: "Stop", hidden: true });
@@ -48,7 +60,7 @@ export function messages(topic, query) {
     try {
       for (let step = 0; step < STEPS_MAX && wanted > 0; step += 1) {
         const found = await get("api/messages", { ...asked, limit: wanted, cursor }, mine.signal);
-        list.append(...found.messages.map((message) => item(topic, message)));
+        list.append(...found.messages.map((message) => item(message, topic === null)));
         wanted -= found.messages.length;
         shown += found.messages.length;
         scanned += found.scanned;
@@ -78,7 +90,7 @@ export function messages(topic, query) {
     while (running === mine && !mine.signal.aborted) {
       try {
         const found = await get("api/messages", { ...asked, cursor }, mine.signal);
-        list.prepend(...found.messages.map((message) => item(topic, message)).reverse());
+        list.prepend(...found.messages.map((message) => item(message, topic === null)).reverse());
         while (list.childElementCount > FOLLOWED_MAX) list.lastElementChild.remove();
         shown += found.messages.length;
         scanned += found.scanned;
@@ -111,7 +123,7 @@ export function messages(topic, query) {
     if (live) return;
     try {
       const file = await download("api/download", { ...wanted, format }, mine.signal);
-      const link = el("a", { href: URL.createObjectURL(file.blob), download: `${topic}.${format}` });
+      const link = el("a", { href: URL.createObjectURL(file.blob), download: `${topic ?? "messages"}.${format}` });
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), FOLLOW_MS);
       const rest = file.complete ? "all that was found" : "not all: look for less, or begin at another time";
@@ -124,7 +136,7 @@ export function messages(topic, query) {
   function unread(found) {
     const unreadable = Object.entries(found.unreadable);
     if (unreadable.length) {
-      problem.textContent = `Not read: ${unreadable.map(([partition, why]) => `partition ${partition}: ${why}`).join("; ")}`;
+      problem.textContent = `Not read: ${unreadable.map(([partition, why]) => `${partition}: ${why}`).join("; ")}`;
       problem.hidden = false;
     }
   }
@@ -151,9 +163,9 @@ export function messages(topic, query) {
     (last?.nextElementSibling?.querySelector("summary") || more).focus();
   });
   stop.addEventListener("click", () => running?.abort());
-  search(true);
-  const update = () => form.update(rows("topics").get(topic));
-  const parts = [form.element, produceForm(topic, () => search(true)), status, problem, list, el("p", { class: "actions" }, stop, more, ...saves), saved];
+  if (topic !== null || form.element.checkValidity()) search(true);
+  const update = () => { if (topic !== null) form.update(rows("topics").get(topic)); };
+  const parts = [form.element, topic === null ? null : produceForm(topic, () => search(true)), status, problem, list, el("p", { class: "actions" }, stop, more, ...saves), saved];
   return { element: el("div", {}, ...parts.filter(Boolean)), update, close: () => { running?.abort(); saving?.abort(); } };
 }
 
@@ -164,23 +176,25 @@ class Form {
     const field = (name, label, input) => el("label", { class: `field field-${name}` }, el("span", { text: label }), input);
     const select = (name, options) => el("select", { name }, ...options.map(([value, text]) => el("option", { value, text })));
     const text = (name, more = {}) => el("input", { name, autocomplete: "off", spellcheck: "false", maxlength: "1000", ...more });
-    this.start = select("start", STARTS);
+    this.start = select("start", topic === null ? STARTS.filter(([value]) => value !== "offset") : STARTS);
     this.partition = select("partition", [["", "All"]]);
     this.time = el("input", { type: "datetime-local", name: "time", step: "1" });
     this.offset = text("offset", { inputmode: "numeric", pattern: "[0-9]{1,19}" });
+    this.topics = text("topics", { required: true, maxlength: "4000", placeholder: "web, app-*", pattern: "[a-zA-Z0-9._*\\-]+(, ?[a-zA-Z0-9._*\\-]+)*", title: "names of topics with commas between, * for any characters" });
     this.key = text("key");
     this.text = text("text", { type: "search", id: "search" });
     this.match = text("match");
     this.field = text("field", { placeholder: "status=500", pattern: "[^=]+=.*" });
     this.timeField = field("time", "Time", this.time);
     this.offsetField = field("offset", "Offset", this.offset);
-    this.element = el("form", { class: "search", role: "search", "aria-label": `Search ${topic}` },
+    this.element = el("form", { class: "search", role: "search", "aria-label": topic === null ? "Search topics" : `Search ${topic}` },
+      topic === null ? field("topics", "Topics", this.topics) : null,
       field("text", "Value contains", this.text), field("key", "Key contains", this.key), field("match", "Value matches (RE2)", this.match), field("field", "Field, NAME=TEXT", this.field), field("start", "Begin", this.start),
-      this.timeField, this.offsetField, field("partition", "Partition", this.partition),
+      this.timeField, this.offsetField, topic === null ? null : field("partition", "Partition", this.partition),
       el("button", { type: "submit", class: "primary", text: "Search" }));
     this.start.addEventListener("change", () => this.adapt());
-    for (const name of ["start", "time", "offset", "key", "text", "match", "field"]) {
-      if (query.get(name)) this[name].value = query.get(name);
+    for (const name of KEPT) {
+      if (query.get(name) && name !== "partition") this[name].value = query.get(name);
     }
     this.wanted = query.get("partition") || "";
     if (this.wanted) this.setPartitions(Number(this.wanted) + 1);
@@ -208,7 +222,7 @@ class Form {
   read() {
     const start = this.start.value;
     return {
-      topic: this.topic,
+      topics: this.topic ?? this.topics.value,
       partition: this.partition.value,
       order: start === "newest" ? "newest" : "oldest",
       time_ms: start === "time" ? String(new Date(this.time.value).getTime()) : "",
@@ -223,7 +237,7 @@ class Form {
   }
 
   address() {
-    const given = ["start", "time", "offset", "partition", "key", "text", "match", "field"].map((name) => [name, this[name].value]);
+    const given = KEPT.map((name) => [name, this[name].value]);
     const kept = given.filter(([name, value]) => value && !(name === "start" && value === "newest"));
     const path = location.hash.split("?")[0];
     return kept.length ? `${path}?${new URLSearchParams(kept)}` : path;
@@ -231,23 +245,23 @@ class Form {
 }
 
 /** One message: a line that opens. */
-function item(topic, message) {
+function item(message, named) {
   const value = shorten(message.value);
   const summary = el("summary", {},
     el("span", { class: "time", text: moment(message.timestamp) }),
-    el("span", { class: "place", text: `${message.partition}:${count(message.offset)}` }),
+    el("span", { class: "place", text: `${named ? `${message.topic} ` : ""}${message.partition}:${count(message.offset)}` }),
     el("bdi", { class: "key", text: message.key ? shorten(message.key) : "" }),
     el("bdi", { class: message.value === null ? "preview none" : "preview", text: message.value === null ? "no value" : value || "empty" }));
   const details = el("details", {}, summary);
   details.addEventListener("toggle", () => {
-    if (details.open && details.childElementCount === 1) details.append(body(topic, message));
+    if (details.open && details.childElementCount === 1) details.append(body(message));
   });
   return el("li", {}, details);
 }
 
 const shorten = (value) => (value === null ? "" : (value.text ?? value.hex).slice(0, 300));
 
-function body(topic, message) {
+function body(message) {
   const value = el("pre", { class: "value", tabindex: "0", "aria-label": "Value" });
   const note = el("p", { class: "note" });
   const show = (full) => {
@@ -256,6 +270,7 @@ function body(topic, message) {
   };
   show(message.value);
   const facts = el("dl", { class: "facts" },
+    el("dt", { text: "Topic" }), el("dd", {}, el("a", { href: `${route("topics", message.topic)}?start=offset&partition=${message.partition}&offset=${message.offset}`, text: message.topic })),
     ...[["Time", moment(message.timestamp)], ["Partition", String(message.partition)], ["Offset", String(message.offset)]]
       .flatMap(([name, text]) => [el("dt", { text: name }), el("dd", { text })]),
     ...(message.key === null ? [] : [el("dt", { text: "Key" }), el("dd", {}, el("bdi", { text: message.key.text ?? message.key.hex }))]),
@@ -274,7 +289,7 @@ function body(topic, message) {
   const first = message.value;
   if (first !== null && first.bytes > new TextEncoder().encode(first.text ?? "").length && first.bytes > 2048) {
     note.textContent = "Loading the whole value…";
-    get("api/message", { topic, partition: message.partition, offset: message.offset })
+    get("api/message", { topic: message.topic, partition: message.partition, offset: message.offset })
       .then((full) => {
         show(full.value);
         const limit = 1024 * 1024;

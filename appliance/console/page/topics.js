@@ -2,6 +2,7 @@
 
 import { get } from "./api.js";
 import { act, ask, button, field, select, settingsOf, text } from "./dialogs.js";
+import { charts } from "./charts.js";
 import { badge, compact, count, duration, el, moment, plural, rate, route, setText, size } from "./dom.js";
 import { stale } from "./groups.js";
 import { listing } from "./listing.js";
@@ -128,10 +129,10 @@ export function trash() {
 export function topic(name, tab, query) {
   const heading = el("h1", { tabindex: "-1" }, el("bdi", { text: name }));
   const about = el("p", { class: "about" });
-  const tabs = [["", "Messages"], ["partitions", "Partitions"], ["readers", "Who reads"], ["settings", "Settings"]];
+  const tabs = [["", "Messages"], ["partitions", "Partitions"], ["readers", "Who reads"], ["charts", "Charts"], ["settings", "Settings"]];
   const nav = el("nav", { class: "tabs", "aria-label": `Topic ${name}` },
     ...tabs.map(([path, label]) => el("a", { href: path ? route("topics", name, path) : route("topics", name), "aria-current": path === tab ? "page" : null, text: label })));
-  const view = tab === "partitions" ? partitions() : tab === "readers" ? readers() : tab === "settings" ? settings(name) : messages(name, query);
+  const view = tab === "partitions" ? partitions() : tab === "readers" ? readers() : tab === "charts" ? traffic(name) : tab === "settings" ? settings(name) : messages(name, query);
   const crumb = el("p", { class: "crumb" }, el("a", { href: route("topics"), text: "Topics" }));
   const done = el("p", { class: "status", role: "status" });
   const buttons = topicActions(name, (said) => {
@@ -195,6 +196,12 @@ function readers() {
     ],
   });
   return { element: table.element, update: () => table.update(rows("readers")) };
+}
+
+/** What has come in the last hours. */
+function traffic(name) {
+  const show = (value) => rate(value, compact);
+  return charts({ topic: name }, [["bytes_per_s", "Bytes in", (value) => rate(value, size)], ["messages_per_s", "Messages in", show]]);
 }
 
 /** The settings that hold, with where each comes from: those of the topic first. */

@@ -169,7 +169,7 @@ def page_that_does_not_read(server: Server, stack: ExitStack) -> None:
 
 def search_that_goes_on(server: Server, stack: ExitStack) -> None:
     for _ in range(8):
-        _console(server, stack, f"/api/messages?topic={TOPIC}&text=nowhere")
+        _console(server, stack, f"/api/messages?topics={TOPIC}&text=nowhere")
 
 
 def scrape_that_is_not_read(server: Server, stack: ExitStack) -> None:
