@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from appliance.addresses import Listener
-from appliance.metrics.exposition import Exposition, Snapshot, Watched
+from appliance.metrics.exposition import Exposition, ReadingCollector, Watched
 from appliance.metrics.readings import Reader
 from appliance.partition_states import ONLINE
 from appliance.shared import memory
@@ -107,7 +107,7 @@ def main() -> None:
         times, cpu, size = [], [], 0
         for _ in range(scrapes + 1):  # the first one maps the memory
             began, began_cpu = time.perf_counter(), time.process_time()
-            size = len(exposition.write(Snapshot(reader.read(), Watched())))
+            size = len(exposition.write(ReadingCollector(reader.read(), Watched())))
             times.append(1000 * (time.perf_counter() - began))
             cpu.append(1000 * (time.process_time() - began_cpu))
         first_ms, scrape_ms, cpu_ms = times[0], statistics.median(times[1:]), statistics.median(cpu[1:])

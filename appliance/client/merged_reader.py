@@ -61,7 +61,7 @@ LAST_BYTES: Final = 64 * 1024
 """How far before the end of a span :meth:`MergedReader.last` looks first; then four times as far, and so on."""
 
 
-class Span(NamedTuple):
+class ReadSpan(NamedTuple):
     """Offsets from ``start`` up to ``stop``, which is not included."""
 
     start: int
@@ -71,7 +71,7 @@ class Span(NamedTuple):
 class _Source:
     """One partition that is read: chunks that arrived, and the messages of the batch that is decoded."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: ReadSpan) -> None:
         self.span = span
         self.chunks: deque[Chunk] = deque()
         self.ready: Sequence[Message] = ()
@@ -138,7 +138,7 @@ class MergedReader:
         """What this reader waits for at the moment."""
         return self._fetcher.troubles.current()
 
-    def between(self, spans: Mapping[TopicAndPartition, Span]) -> Iterator[list[Message]]:
+    def between(self, spans: Mapping[TopicAndPartition, ReadSpan]) -> Iterator[list[Message]]:
         """Yield all selected messages of the spans, merged by time, in lists."""
         self._begin(spans)
         waiting = [source for part, source in self._sources.items() if self._fill(part, source)]
@@ -150,7 +150,7 @@ class MergedReader:
             if first.at == len(first.ready) and not self._fill(parts[id(first)], first):
                 waiting.remove(first)
 
-    def last(self, count: int, spans: Mapping[TopicAndPartition, Span]) -> list[Message]:
+    def last(self, count: int, spans: Mapping[TopicAndPartition, ReadSpan]) -> list[Message]:
         """The ``count`` newest selected messages of all spans together, the oldest first.
 
         Partitions in which no message has a time get their share of ``count``: nothing says how old they are.  Looks
@@ -160,7 +160,9 @@ class MergedReader:
         unread = {part: span for part, span in spans.items() if span.start < span.stop}
         bytes_back = LAST_BYTES
         while unread and count:
-            looked = {part: Span(max(span.start, span.stop - bytes_back), span.stop) for part, span in unread.items()}
+            looked = {
+                part: ReadSpan(max(span.start, span.stop - bytes_back), span.stop) for part, span in unread.items()
+            }
             newer, lists = dict(kept), self.between(looked)
             kept |= {part: deque(maxlen=count) for part in looked}
             for messages in lists:
@@ -170,7 +172,7 @@ class MergedReader:
                 older = list(kept[part])[-missing:] if missing else []
                 kept[part] = deque([*older, *newer[part]], maxlen=count)
             unread = {
-                part: Span(span.start, looked[part].start)
+                part: ReadSpan(span.start, looked[part].start)
                 for part, span in unread.items()
                 if looked[part].start > span.start and len(kept[part]) < count and part not in self.left_out
             }
@@ -179,7 +181,7 @@ class MergedReader:
 
     def follow(self, starts: Mapping[TopicAndPartition, int]) -> Iterator[list[Message]]:
         """Yield what arrives from these offsets on, for ever; an empty list when nothing has come for POLL_S."""
-        self._begin({part: Span(start, 2**63) for part, start in starts.items()})
+        self._begin({part: ReadSpan(start, 2**63) for part, start in starts.items()})
         while True:
             arrived: list[Message] = []
             enough = self._decoder.unpacked_bytes + UNPACKED_BYTES_MAX
@@ -197,7 +199,7 @@ class MergedReader:
         """Follow one more partition."""
         self._fetcher.seek(part, start)
 
-    def _begin(self, spans: Mapping[TopicAndPartition, Span]) -> None:
+    def _begin(self, spans: Mapping[TopicAndPartition, ReadSpan]) -> None:
         self.cluster.refresh({topic for topic, _ in spans})
         readable = spans.keys() - self.left_out.keys()
         self._sources = {

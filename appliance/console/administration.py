@@ -70,7 +70,7 @@ class WholeGroup(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Password(Struct, frozen=True, forbid_unknown_fields=True):
-    name: native_admin.Name
+    name: native_admin.AnyName
     password: Annotated[str, Meta(min_length=1, max_length=PASSWORD_BYTES_MAX)]
     new: bool
 

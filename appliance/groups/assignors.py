@@ -33,13 +33,13 @@ class TopicParts(NamedTuple):
     numbers: tuple[int, ...]
 
 
-Members = Mapping[str, Subscriber]
-Topics = Mapping[str, TopicParts]
+Subscribers = Mapping[str, Subscriber]
+TopicsToAssign = Mapping[str, TopicParts]
 Targets = dict[str, frozenset[IdAndNumber]]
 """By member id; every member is there."""
 
 
-def assign_uniformly(members: Members, topics: Topics) -> Targets:
+def assign_uniformly(members: Subscribers, topics: TopicsToAssign) -> Targets:
     """Assign as evenly as possible; no partition moves unless that makes the assignment more even."""
     loads = _Loads(members, topics)
     owner_of: dict[IdAndNumber, str] = {}
@@ -86,7 +86,7 @@ class _Loads:
     and what is not its load any more is dropped when it comes to the top.
     """
 
-    def __init__(self, members: Members, topics: Topics) -> None:
+    def __init__(self, members: Subscribers, topics: TopicsToAssign) -> None:
         self.of = dict.fromkeys(members, 0)
         heaps: dict[frozenset[str], list[tuple[int, str]]] = {}
         self._heap_of: dict[str, list[tuple[int, str]]] = {}
@@ -111,7 +111,7 @@ class _Loads:
         return heap[0][1] if heap else None
 
 
-def subscribers_of(members: Members, topics: Topics) -> dict[str, list[str]]:
+def subscribers_of(members: Subscribers, topics: TopicsToAssign) -> dict[str, list[str]]:
     """The ids of the subscribers of each topic, in no order."""
     subscribers: dict[str, list[str]] = {name: [] for name in topics}
     for member_id, member in members.items():
@@ -121,7 +121,7 @@ def subscribers_of(members: Members, topics: Topics) -> dict[str, list[str]]:
     return subscribers
 
 
-def assign_ranges(members: Members, topics: Topics) -> Targets:
+def assign_ranges(members: Subscribers, topics: TopicsToAssign) -> Targets:
     """Assign consecutive partitions of each topic; static members keep their place in the order by their names."""
     targets: dict[str, set[IdAndNumber]] = {member_id: set() for member_id in members}
     for name, subscribers in subscribers_of(members, topics).items():
@@ -140,7 +140,7 @@ def _shares(numbers: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:
         start = end
 
 
-ASSIGNORS: Final[Mapping[str, Callable[[Members, Topics], Targets]]] = {
+ASSIGNORS: Final[Mapping[str, Callable[[Subscribers, TopicsToAssign], Targets]]] = {
     "uniform": assign_uniformly,
     "range": assign_ranges,
 }

@@ -16,7 +16,7 @@ from .consumer_group import JOIN, Beat, Beaten, ConsumerGroup, TopicsView
 from .consumer_member import LEFT, ConsumerMember, Matching
 from .group_coordinator import GroupCoordinator
 from .store import GroupStore
-from .topic_patterns import TopicPatterns
+from .topic_patterns import SubscribedPatterns
 
 ID_OF_CLIENT_FROM: Final = 1
 """Version of ConsumerGroupHeartbeat from which the client makes the member id."""
@@ -30,7 +30,7 @@ class ConsumerGroupApi:
     def __init__(self, coordinator: GroupCoordinator, store: GroupStore) -> None:
         self._coordinator, self._store = coordinator, store
         self._groups = coordinator.consumers
-        self._patterns = TopicPatterns()
+        self._patterns = SubscribedPatterns()
 
     @property
     def handlers(self) -> dict[str, Handler]:

@@ -73,15 +73,15 @@ class ConsumerSnapshot(msgspec.Struct, frozen=True, array_like=True, tag="consum
     members: tuple[ConsumerMemberSnapshot, ...]
 
 
-Snapshot = ClassicSnapshot | ConsumerSnapshot
-_decoder: msgspec.msgpack.Decoder[Snapshot] = msgspec.msgpack.Decoder(Snapshot)
+GroupSnapshot = ClassicSnapshot | ConsumerSnapshot
+_decoder: msgspec.msgpack.Decoder[GroupSnapshot] = msgspec.msgpack.Decoder(GroupSnapshot)
 
 
-def encode(snapshot: Snapshot) -> bytes:
+def encode(snapshot: GroupSnapshot) -> bytes:
     return msgspec.msgpack.encode(snapshot)
 
 
-def decode(value: bytes) -> Snapshot:
+def decode(value: bytes) -> GroupSnapshot:
     """Raises BadValue: it is no snapshot."""
     try:
         return _decoder.decode(value)

@@ -21,7 +21,7 @@ MEMORY_BYTES_MAX: Final = 1 << 20
 """Of one compiled pattern."""
 
 
-class TopicPatterns:
+class SubscribedPatterns:
     """Patterns and what they match."""
 
     def __init__(self) -> None:

@@ -36,10 +36,10 @@ PARTS_MAX: Final = 256
 OF_THE_DATA: Final = "is a file of the data directory"
 SECRET: Final = "is a file of [tls], or has a password or tokens"
 
-Key = tuple[int, int]
+InodeKey = tuple[int, int]
 
 
-def _key(status: os.stat_result) -> Key:
+def _key(status: os.stat_result) -> InodeKey:
     return status.st_dev, status.st_ino
 
 
@@ -100,7 +100,7 @@ class Guard:
         the user who reads, and whom the caller acts as; None: that of this process."""
         self._data_dir, self._secrets = data_dir, [Path(secret) for secret in secrets if secret]
         self._reader = os.geteuid() if reader is None else reader
-        self._data_files: set[Key] | None = None
+        self._data_files: set[InodeKey] | None = None
 
     @classmethod
     def of_config(cls, config: Config, data_dir: Path | None) -> Guard:
@@ -192,15 +192,15 @@ def _check_links(walked: _Found) -> None:
         raise FileNotPermitted(f"is a symbolic link of {who} to a file of {Owner(walked.status.st_uid, 0)}")
 
 
-def _keys(paths: Sequence[Path]) -> set[Key]:
-    keys: set[Key] = set()
+def _keys(paths: Sequence[Path]) -> set[InodeKey]:
+    keys: set[InodeKey] = set()
     for path in paths:
         with contextlib.suppress(OSError):
             keys.add(_key(path.stat()))
     return keys
 
 
-def _files_below(directory: Path) -> Iterator[Key]:
+def _files_below(directory: Path) -> Iterator[InodeKey]:
     for here, _, _ in os.walk(directory):
         with contextlib.suppress(OSError), os.scandir(here) as entries:
             device = os.lstat(here).st_dev

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from .intake import InputMessage
 from .relp import SERVER_CLOSE, TAKEN, RelpAnswer, RelpMessage, rsp
 from .sender_streams import SenderStream
-from .syslog_delivery import Flow, Messages, SyslogRefusals
+from .syslog_delivery import Flow, SyslogMessages, SyslogRefusals
 from .syslog_format import Frames
 
 ANSWERS_MAX: Final = 16
@@ -34,7 +34,7 @@ class Unanswered(NamedTuple):
 
 
 async def send_events(
-    events: Sequence[RelpMessage | RelpAnswer], flow: Flow, host: str, messages: Messages
+    events: Sequence[RelpMessage | RelpAnswer], flow: Flow, host: str, messages: SyslogMessages
 ) -> Unanswered:
     unanswered = Unanswered([], [])
     for event in events:
@@ -58,7 +58,7 @@ async def send_events(
 
 def _add_one_by_one(
     events: Sequence[RelpMessage | RelpAnswer],
-    messages: Messages,
+    messages: SyslogMessages,
     by_topic: dict[str, tuple[list[InputMessage], list[bytes]]],
 ) -> None:
     for event in events:

@@ -41,7 +41,7 @@ from .relp import RelpReader
 from .relp_answers import ANSWERS_MAX, Unanswered, answer, send_events
 from .sender_streams import PlainStream, SenderStream, TlsStream
 from .syslog_datagrams import Losses, read_datagrams, read_local
-from .syslog_delivery import RETRY_S, Flow, Messages, SyslogDelivery
+from .syslog_delivery import RETRY_S, Flow, SyslogDelivery, SyslogMessages
 from .syslog_format import Frames, Framing, SyslogParser
 
 FLOW_BYTES_MAX: Final = 1 << 20
@@ -136,7 +136,7 @@ class _SyslogInput:
         if not address.path and not self._allowed.admits(source):
             self._delivery.refuse(text, source, "not in allow", sum(len(some.values) for some in frames))
             return
-        messages = Messages(self._parser, self._host_name if address.path else source)
+        messages = SyslogMessages(self._parser, self._host_name if address.path else source)
         for some in frames:
             await flow.send(source, messages.split_by_topic(some))
 
@@ -232,7 +232,7 @@ class _SyslogInput:
 
     async def _read_stream(self, stream: SenderStream, flow: Flow, host: str) -> None:
         framing = Framing(self._settings.message_bytes_max)
-        messages = Messages(self._parser, host)
+        messages = SyslogMessages(self._parser, host)
         while not framing.is_broken and (data := await stream.read()):
             for values, part in framing.feed(data):
                 for start in range(0, len(values), MESSAGES_MAX):
@@ -249,7 +249,7 @@ class _SyslogInput:
         reader = RelpReader(self._settings.message_bytes_max)
         answers: asyncio.Queue[Unanswered | None] = asyncio.Queue(ANSWERS_MAX)
         answering = asyncio.create_task(answer(stream, answers))
-        messages = Messages(self._parser, host)
+        messages = SyslogMessages(self._parser, host)
         while not reader.is_closed and reader.fault is None and (data := await stream.read()):
             await flow.room()
             await answers.put(await send_events(reader.feed(data), flow, host, messages))

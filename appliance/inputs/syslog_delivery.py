@@ -16,7 +16,7 @@ MESSAGE_BYTES: Final = 200
 RETRY_S: Final = 1.0
 
 
-class Messages:
+class SyslogMessages:
     """The messages of one connection; the parts of a long one have the headers of its first part."""
 
     def __init__(self, parser: SyslogParser, host: str) -> None:

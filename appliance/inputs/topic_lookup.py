@@ -19,7 +19,7 @@ ANSWER_MS: Final = 2_000
 """How long an answer, or a fault, is one for all files of the topic: its settings may change."""
 
 
-class Place(NamedTuple):
+class Destination(NamedTuple):
     """Where a source goes.  ``block_bytes_max``: the largest block that the topic takes."""
 
     partition: int
@@ -41,7 +41,7 @@ class TopicLookup:
         self._outlet, self._ledger, self._clock_ms = outlet, ledger, clock_ms
         self._questions: dict[tuple[str, int | None], _Question] = {}
 
-    async def place_of(self, topic: str, key: bytes, until_ms: float) -> Place | None:
+    async def place_of(self, topic: str, key: bytes, until_ms: float) -> Destination | None:
         """Where the messages of a key go; None: it is not known yet, ask again.
 
         ``until_ms``: it returns by then.
@@ -54,7 +54,7 @@ class TopicLookup:
             return None
         partition = self._outlet.partition_of(topic, key)
         begun = await self._answer_of((topic, partition), lambda: self._begin(topic, partition), until_ms)
-        return None if begun is None else Place(begun, block_bytes_max)
+        return None if begun is None else Destination(begun, block_bytes_max)
 
     async def _begin(self, topic: str, partition: int) -> int:
         await self._ledger.begin_partition(topic, partition)

@@ -38,7 +38,7 @@ from .broker_settings import BROKER_NAMES, kind_of
 
 ENCODINGS_MAX: Final = 256
 """Combinations of own settings, version and options that are kept encoded, a few KiB each."""
-Settings = tuple[tuple[str, str], ...]
+SortedSettings = tuple[tuple[str, str], ...]
 """What a topic sets itself, sorted."""
 
 _RESOURCE = struct.Struct(">b")
@@ -112,7 +112,7 @@ class Created(NamedTuple):
     settings: bytes = b""
 
 
-def topic_settings(own: Settings, base: TopicSettings) -> list[Setting]:
+def topic_settings(own: SortedSettings, base: TopicSettings) -> list[Setting]:
     """All settings of a topic by name, in Kafka's words: those that do something here, and those that are so anyway."""
     own_values, configured, built_in = dict(own), base.as_kafka(), TopicSettings().as_kafka()
     shown = []
@@ -143,13 +143,13 @@ def _in_kafkas_words(setting: Setting) -> Setting:
     )
 
 
-def kafkas_settings(own: Settings, base: TopicSettings) -> list[Setting]:
+def kafkas_settings(own: SortedSettings, base: TopicSettings) -> list[Setting]:
     """The settings of a topic that Kafka has, too."""
     return [setting for setting in topic_settings(own, base) if setting.name not in OURS]
 
 
 @lru_cache(ENCODINGS_MAX)
-def encode_topic(own: Settings, base: TopicSettings, options: ReplyOptions) -> bytes:
+def encode_topic(own: SortedSettings, base: TopicSettings, options: ReplyOptions) -> bytes:
     """The settings of a topic for DescribeConfigs that asks for all."""
     return encode_settings(kafkas_settings(own, base), options)
 
@@ -181,7 +181,7 @@ def encode_described(correlation_id: int, version: int, results: Sequence[Descri
 
 
 @lru_cache(ENCODINGS_MAX)
-def encode_new_topic(own: Settings, base: TopicSettings) -> bytes:
+def encode_new_topic(own: SortedSettings, base: TopicSettings) -> bytes:
     """The settings of a topic for CreateTopics, which shows them from version 5 on."""
     r, settings = ReplyEncoder(flexible=True), kafkas_settings(own, base)
     parts = [r.count(len(settings))]

@@ -61,7 +61,7 @@ from ..errors import ClientFault, StorageFault
 from ..records.batch import CODEC_MASK, HEADER_BYTES, TRANSACTIONAL, BatchHeader, restamp
 from ..records.compression import NONE
 from ..records.holes import emptied, is_hole
-from ..records.keyed import KeyedRecord, Place, join, keyed_batch
+from ..records.keyed import BatchPlace, KeyedRecord, join, keyed_batch
 from ..records.markers import is_marker, read_marker
 from .files import COMPACTED_SUFFIX, COMPACTION_STATE, compacted_path, index_path, log_path
 from .index import Builder, entry_in
@@ -437,7 +437,7 @@ class LogCompactor:
     def _joined(self, target: _Target, window: Sequence[_Slot], records: Sequence[KeyedRecord]) -> bool:
         """Write these records as one batch at the end of the window; False if that does not fit."""
         first, last = records[0], records[-1]
-        place = Place(first.offset, first.timestamp, _end(last.offset + 1, window[-1].stop))
+        place = BatchPlace(first.offset, first.timestamp, _end(last.offset + 1, window[-1].stop))
         batch = _fitting(records, window[-1].header.attributes & CODEC_MASK, place, target.end)
         if batch is None or len(batch) > max(self._joined_bytes_max, *(slot.header.size for slot in window)):
             return False
@@ -454,7 +454,7 @@ class LogCompactor:
         end = slot.stop
         if batch is None and records:
             end = _end(records[-1].offset + 1, slot.stop)
-            place = Place(slot.stop - slot.header.span, slot.header.first_timestamp, end)
+            place = BatchPlace(slot.stop - slot.header.span, slot.header.first_timestamp, end)
             batch = _fitting(records, slot.header.attributes & CODEC_MASK, place, target.end)
         if batch is not None:
             self.counts.removed += slot.removed
@@ -526,7 +526,7 @@ def _end(behind_last: int, stop: int) -> int:
     return behind_last if stop - behind_last >= HEADER_BYTES else stop
 
 
-def _fitting(records: Sequence[KeyedRecord], codec: int, place: Place, end: int) -> bytes | None:
+def _fitting(records: Sequence[KeyedRecord], codec: int, place: BatchPlace, end: int) -> bytes | None:
     """A batch of these records that leaves room for holes, or none at all, behind ``end``; None if that cannot be."""
     batch = join(records, codec, place)
     bytes_left = place.end - end - len(batch)

@@ -132,7 +132,7 @@ def _load(path: Path) -> AlertState:
     return state if state.version == AlertState().version else AlertState()
 
 
-class Delivery:
+class AlertDelivery:
     """Delivers what waits in a book, to each receiver by itself."""
 
     def __init__(self, book: Book, deliver: Deliver, clock_s: Callable[[], float] = wall_s) -> None:
@@ -232,7 +232,7 @@ class Alerting:
             return ask_groups(cluster.admin, now.state, GROUPS_MS)
 
     def _deliver_all(self) -> None:
-        delivery = Delivery(self._book, self._deliver)
+        delivery = AlertDelivery(self._book, self._deliver)
         while True:
             self._book.changed.clear()
             told_to = receivers(self._config.alerts)

@@ -62,7 +62,7 @@ class Watched(NamedTuple):
     host: Host | None = None
 
 
-class Snapshot(Collector):
+class ReadingCollector(Collector):
     """One reading as metrics."""
 
     def __init__(self, readings: Readings, watched: Watched) -> None:
@@ -301,7 +301,7 @@ class Exposition:
     def __init__(self) -> None:
         self._written: dict[str, tuple[list[Sample], bytes]] = {}
 
-    def write(self, snapshot: Snapshot) -> bytes:
+    def write(self, snapshot: ReadingCollector) -> bytes:
         """The text of /metrics."""
         return b"".join(self._family(metric) for metric in snapshot.collect())
 

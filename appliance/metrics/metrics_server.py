@@ -30,7 +30,7 @@ from ..processes.messages import TO_SIDE_PROCESS, Stop
 from ..processes.supervisor.side_processes import SideArguments
 from ..status import STATE_FILE, read_state
 from .disk_forecast import SAMPLE_S, DiskForecast
-from .exposition import CONTENT_TYPE, Exposition, Snapshot, Watched
+from .exposition import CONTENT_TYPE, Exposition, ReadingCollector, Watched
 from .lag_watch import LagWatch
 from .looks import Look, Looker, at_directory, seen
 
@@ -139,7 +139,7 @@ class Pages:
         with self._lock:
             hearts = self._hearts.ages_s(readings.state["processes"] if readings.state else (), now_ms())
         watched = Watched(lags, age_s, until_full_s, hearts, look.host)
-        return Page(200, CONTENT_TYPE, self._exposition.write(Snapshot(readings, watched)))
+        return Page(200, CONTENT_TYPE, self._exposition.write(ReadingCollector(readings, watched)))
 
     def live(self) -> Page:
         """Live: the supervisor runs, since this process does."""

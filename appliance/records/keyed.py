@@ -170,7 +170,7 @@ def keyed_batch(batch: memoryview, header: BatchHeader, base_offset: int, bytes_
         raise CorruptBatch(f"the records of batch {base_offset} leave its {len(data)} bytes") from None
 
 
-class Place(NamedTuple):
+class BatchPlace(NamedTuple):
     """What a batch of records counts from, and the offset before which it ends."""
 
     base_offset: int
@@ -178,7 +178,7 @@ class Place(NamedTuple):
     end: int
 
 
-def join(records: Sequence[KeyedRecord], codec: int, place_: Place, padding: int = 0) -> bytes:
+def join(records: Sequence[KeyedRecord], codec: int, place_: BatchPlace, padding: int = 0) -> bytes:
     """One batch of these records, which are in the order of their offsets.
 
     ``padding``: how many bytes longer it is to be before it is compressed: numbers get more bytes than they need, which

@@ -20,7 +20,7 @@ from ..groups.offsets_api import refuse_offset
 from ..names import TopicPartition
 from ..wire.kafka.call import Answer, Call, Handler, error_row, rows_by_topic
 from ..wire.kafka.codes import Code
-from .store import Consumer
+from .store import Committer
 from .transaction import PendingOffset, ProducerIdentity, TransactionPart
 from .transaction_coordinator import TransactionCoordinator
 
@@ -45,7 +45,7 @@ class TransactionOffsetsApi:
         error = self._groups.refuse(request.group_id, call.listener)
         if not error and (request.member_id or request.generation_id >= 0):
             error = await self._groups.load(request.group_id)
-        consumer = Consumer(request.group_id, request.member_id, request.group_instance_id, request.generation_id)
+        consumer = Committer(request.group_id, request.member_id, request.group_instance_id, request.generation_id)
         error = error or refuse_consumer(self._groups, consumer)
         codes: dict[TopicPartition, Code] = {}
         offsets: list[PendingOffset] = []
@@ -67,7 +67,7 @@ class TransactionOffsetsApi:
         return {"topics": rows_by_topic(codes, error_row)}
 
     async def _add(
-        self, transactional_id: str, producer: ProducerIdentity, consumer: Consumer, offsets: Sequence[PendingOffset]
+        self, transactional_id: str, producer: ProducerIdentity, consumer: Committer, offsets: Sequence[PendingOffset]
     ) -> Code:
         store = self._coordinator.store
         if not store.serves or store.coordinates(transactional_id):
@@ -79,7 +79,7 @@ class TransactionOffsetsApi:
             return Code.COORDINATOR_LOAD_IN_PROGRESS
 
 
-def refuse_consumer(groups: GroupCoordinator, consumer: Consumer) -> Code:
+def refuse_consumer(groups: GroupCoordinator, consumer: Committer) -> Code:
     """Why a consumer may not commit offsets of its group, which is loaded here.  Who says nothing may."""
     if consumer.is_anonymous:
         return Code.NONE

@@ -38,7 +38,7 @@ class OpenProducer(NamedTuple):
     is_ongoing: bool
 
 
-class Consumer(NamedTuple):
+class Committer(NamedTuple):
     """Who commits offsets in a transaction, as it says itself (KIP-447)."""
 
     group: str
@@ -122,7 +122,7 @@ class TransactionStore(Protocol):
         """
 
     async def add_offsets_elsewhere(
-        self, transactional_id: str, producer: ProducerIdentity, consumer: Consumer, offsets: Sequence[PendingOffset]
+        self, transactional_id: str, producer: ProducerIdentity, consumer: Committer, offsets: Sequence[PendingOffset]
     ) -> Code:
         """TxnOffsetCommit of an id that another appliance coordinates; of a group that this one does."""
 

@@ -161,52 +161,52 @@ MEMBER_CHARACTERS_MAX: Final = 500
 MemberText = Annotated[str, Meta(max_length=MEMBER_CHARACTERS_MAX)]
 SUBSCRIBED_TOPICS_MAX: Final = 10_000
 PATTERN_CHARACTERS_MAX: Final = 1_000
-Name = Annotated[str, Meta(max_length=32_767)]
+AnyName = Annotated[str, Meta(max_length=32_767)]
 """Any string of Kafka's protocol.  The code that uses the name checks whether it is legal."""
-Names = Annotated[list[Name], Meta(max_length=PARTS_MAX_MAX)]
+Names = Annotated[list[AnyName], Meta(max_length=PARTS_MAX_MAX)]
 Offset = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Partition = Annotated[int, Meta(ge=0, le=PARTITION_MAX)]
+PartitionNumber = Annotated[int, Meta(ge=0, le=PARTITION_MAX)]
 Count = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 SettingValue = Annotated[str, Meta(max_length=32_767)] | Offset
 GroupName = Annotated[str, Meta(min_length=1, max_length=GROUP_CHARACTERS_MAX)]
 TransactionalId = Annotated[str, Meta(min_length=1, max_length=TRANSACTIONAL_ID_CHARACTERS_MAX)]
 TopicName = Annotated[str, Meta(pattern=TOPIC_PATTERN)]
-Streams = Annotated[int, Meta(ge=0, le=STREAMS_MAX)]
+StreamCount = Annotated[int, Meta(ge=0, le=STREAMS_MAX)]
 ManySettings = Meta(max_length=1_000)
 ManyPartitions = Meta(max_length=PARTS_MAX_MAX)
 
 
 class CreateTopic(msgspec.Struct, forbid_unknown_fields=True):
-    name: Name
+    name: AnyName
     partitions: Count | None = None
-    settings: Annotated[dict[Name, SettingValue], ManySettings] = {}
+    settings: Annotated[dict[AnyName, SettingValue], ManySettings] = {}
 
 
 class AlterTopic(msgspec.Struct, forbid_unknown_fields=True):
-    name: Name
-    settings: Annotated[dict[Name, SettingValue | None], ManySettings] = {}
+    name: AnyName
+    settings: Annotated[dict[AnyName, SettingValue | None], ManySettings] = {}
     partitions: Count | None = None
 
 
 class OneTopic(msgspec.Struct, forbid_unknown_fields=True):
-    name: Name
+    name: AnyName
 
 
 class UndeleteTopic(msgspec.Struct, forbid_unknown_fields=True):
-    name: Name
-    new_name: Name = ""
+    name: AnyName
+    new_name: AnyName = ""
 
 
 class RestoreTopic(msgspec.Struct, forbid_unknown_fields=True):
-    name: Name
+    name: AnyName
     id: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
     partitions: Annotated[int, Meta(ge=1, le=PARTS_MAX_MAX)]
-    settings: Annotated[dict[Name, SettingValue], ManySettings] = {}
+    settings: Annotated[dict[AnyName, SettingValue], ManySettings] = {}
 
 
 class DeleteRecords(msgspec.Struct, forbid_unknown_fields=True):
-    name: Name
-    partition: Partition
+    name: AnyName
+    partition: PartitionNumber
     offset: Offset
 
 
@@ -229,7 +229,7 @@ class AnnouncePending(msgspec.Struct, forbid_unknown_fields=True):
 
 class AlterGroup(msgspec.Struct, forbid_unknown_fields=True):
     group: GroupName
-    settings: Annotated[dict[Name, SettingValue | None], ManySettings]
+    settings: Annotated[dict[AnyName, SettingValue | None], ManySettings]
 
 
 class OneTransaction(msgspec.Struct, forbid_unknown_fields=True):
@@ -250,14 +250,14 @@ class TransactionalProducer(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AddPartitions(TransactionalProducer, forbid_unknown_fields=True):
-    partitions: Annotated[list[tuple[Name, Partition]], ManyPartitions]
+    partitions: Annotated[list[tuple[AnyName, PartitionNumber]], ManyPartitions]
 
 
 class AddOffsets(TransactionalProducer, forbid_unknown_fields=True):
     group: GroupName
     member: MemberText
     secret: MemberText
-    offsets: Annotated[list[tuple[Name, Partition, Offset]], ManyPartitions]
+    offsets: Annotated[list[tuple[AnyName, PartitionNumber, Offset]], ManyPartitions]
 
     def __repr__(self) -> str:
         return f"<AddOffsets of {self.member!r} in group {self.group!r} to {self.id!r}>"
@@ -268,13 +268,13 @@ class EndTransaction(TransactionalProducer, forbid_unknown_fields=True):
 
 
 ProducerRow = tuple[Offset, Count]
-ConsumerRow = tuple[GroupName, Name, Name | None, Count]
-PartRow = tuple[TopicName, Name, Partition]
-OffsetRow = tuple[PartRow, Offset, Name, Count]
+ConsumerRow = tuple[GroupName, AnyName, AnyName | None, Count]
+PartRow = tuple[TopicName, AnyName, PartitionNumber]
+OffsetRow = tuple[PartRow, Offset, AnyName, Count]
 
 
 class Passed(msgspec.Struct, forbid_unknown_fields=True):
-    passed: tuple[Name, Offset, Offset]
+    passed: tuple[AnyName, Offset, Offset]
 
 
 class TransactionSteps(Passed, forbid_unknown_fields=True):
@@ -285,7 +285,7 @@ class TransactionSteps(Passed, forbid_unknown_fields=True):
 
 
 class OpenAt(msgspec.Struct, forbid_unknown_fields=True):
-    partitions: Annotated[list[tuple[TopicName, Partition]], ManyPartitions]
+    partitions: Annotated[list[tuple[TopicName, PartitionNumber]], ManyPartitions]
 
 
 class PassOffsets(Passed, forbid_unknown_fields=True):
@@ -306,7 +306,7 @@ class TakeOffsets(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PassVerb(Passed, forbid_unknown_fields=True):
-    verb: Name
+    verb: AnyName
     arguments: msgspec.Raw
 
     def __repr__(self) -> str:
@@ -315,7 +315,7 @@ class PassVerb(Passed, forbid_unknown_fields=True):
 
 class GroupOffsets(msgspec.Struct, forbid_unknown_fields=True):
     group: GroupName
-    stable: Annotated[list[tuple[Name, Partition]], ManyPartitions] | None = None
+    stable: Annotated[list[tuple[AnyName, PartitionNumber]], ManyPartitions] | None = None
 
 
 class MemberRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -330,9 +330,9 @@ class MemberRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class JoinGroup(MemberRequest, forbid_unknown_fields=True):
     session_ms: Count
-    topics: Annotated[dict[TopicName, Streams], Meta(max_length=SUBSCRIBED_TOPICS_MAX)] = {}
+    topics: Annotated[dict[TopicName, StreamCount], Meta(max_length=SUBSCRIBED_TOPICS_MAX)] = {}
     pattern: Annotated[str, Meta(max_length=PATTERN_CHARACTERS_MAX)] = ""
-    streams: Streams = 1
+    streams: StreamCount = 1
     exclude: bool = False
 
 
@@ -341,15 +341,15 @@ class KnownMember(MemberRequest, forbid_unknown_fields=True):
 
 
 class ClaimPartitions(KnownMember, forbid_unknown_fields=True):
-    partitions: Annotated[list[tuple[TopicName, Partition, Streams]], ManyPartitions]
+    partitions: Annotated[list[tuple[TopicName, PartitionNumber, StreamCount]], ManyPartitions]
 
 
 class ReleasePartitions(KnownMember, forbid_unknown_fields=True):
-    partitions: Annotated[list[tuple[TopicName, Partition]], ManyPartitions]
+    partitions: Annotated[list[tuple[TopicName, PartitionNumber]], ManyPartitions]
 
 
 class CommitOwned(KnownMember, forbid_unknown_fields=True):
-    offsets: Annotated[list[tuple[TopicName, Partition, Offset, Name]], ManyPartitions]
+    offsets: Annotated[list[tuple[TopicName, PartitionNumber, Offset, AnyName]], ManyPartitions]
 
 
 class AwaitChange(KnownMember, forbid_unknown_fields=True):
@@ -359,24 +359,24 @@ class AwaitChange(KnownMember, forbid_unknown_fields=True):
 
 class CommitOffsets(msgspec.Struct, forbid_unknown_fields=True):
     group: GroupName
-    offsets: Annotated[list[tuple[Name, Partition, Offset]], ManyPartitions]
+    offsets: Annotated[list[tuple[AnyName, PartitionNumber, Offset]], ManyPartitions]
     forwarded: bool = False
 
 
 class DeleteOffsets(msgspec.Struct, forbid_unknown_fields=True):
     group: GroupName
-    partitions: Annotated[list[tuple[TopicName, Partition]], ManyPartitions] | None = None
+    partitions: Annotated[list[tuple[TopicName, PartitionNumber]], ManyPartitions] | None = None
     forwarded: bool = False
 
 
 class PutUser(msgspec.Struct, forbid_unknown_fields=True):
-    name: Name
-    verifiers: Annotated[dict[Name, Name], Meta(min_length=1, max_length=2)]
+    name: AnyName
+    verifiers: Annotated[dict[AnyName, AnyName], Meta(min_length=1, max_length=2)]
     new: bool
 
 
 class AlterUser(msgspec.Struct, forbid_unknown_fields=True):
-    name: Name
+    name: AnyName
     locked: bool | None = None
     expires_ms: Annotated[int, Meta(ge=0, le=EXPIRY_MS_MAX)] | None = None
     kick: bool = False
@@ -384,13 +384,13 @@ class AlterUser(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OneUser(msgspec.Struct, forbid_unknown_fields=True):
-    name: Name
+    name: AnyName
 
 
 class PutQuota(msgspec.Struct, forbid_unknown_fields=True):
-    user: Name | None = None
-    client_id: Name | None = None
-    limits: Annotated[dict[Name, float | None], Meta(max_length=16)] = {}
+    user: AnyName | None = None
+    client_id: AnyName | None = None
+    limits: Annotated[dict[AnyName, float | None], Meta(max_length=16)] = {}
 
 
 AclText = Annotated[str, Meta(max_length=1_000)]
@@ -427,7 +427,7 @@ class DeleteAcls(SelectAcls, forbid_unknown_fields=True):
 
 
 class OneRole(msgspec.Struct, forbid_unknown_fields=True):
-    name: Name
+    name: AnyName
 
 
 class DeleteRole(OneRole, forbid_unknown_fields=True):
@@ -435,27 +435,27 @@ class DeleteRole(OneRole, forbid_unknown_fields=True):
 
 
 class AlterRole(OneRole, forbid_unknown_fields=True):
-    grant: Annotated[list[Name], Meta(max_length=1_000)] = []
-    revoke: Annotated[list[Name], Meta(max_length=1_000)] = []
+    grant: Annotated[list[AnyName], Meta(max_length=1_000)] = []
+    revoke: Annotated[list[AnyName], Meta(max_length=1_000)] = []
     without_password: bool = False
 
 
 class RepairPartition(msgspec.Struct, forbid_unknown_fields=True):
-    name: Name
-    partition: Partition
+    name: AnyName
+    partition: PartitionNumber
     cut: bool = False
 
 
 class ReportDamage(msgspec.Struct, forbid_unknown_fields=True):
-    name: Name
-    partition: Partition
+    name: AnyName
+    partition: PartitionNumber
     start: Offset
     stop: Offset
 
 
 class HangingIn(msgspec.Struct, forbid_unknown_fields=True):
-    name: Name
-    partition: Partition
+    name: AnyName
+    partition: PartitionNumber
 
 
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):

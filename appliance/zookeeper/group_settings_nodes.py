@@ -35,11 +35,11 @@ from .security_nodes import decode_config, encode_config, encode_name
 
 GROUPS: Final = "/config/groups"
 
-Settings = dict[str, str]
+SettingTexts = dict[str, str]
 """Of one group: text by name."""
 
 
-def read_settings() -> Operation[dict[str, Settings]]:
+def read_settings() -> Operation[dict[str, SettingTexts]]:
     """What each group sets that sets anything, by its name."""
     nodes = yield from read_children(GROUPS)
     read = {name: readable(decode_config, f"{GROUPS}/{name}", node.value) for name, node in nodes.items()}
@@ -47,8 +47,8 @@ def read_settings() -> Operation[dict[str, Settings]]:
 
 
 def alter_settings(
-    group: str, change: Callable[[Settings], Settings], configured_max: int
-) -> Operation[dict[str, Settings]]:
+    group: str, change: Callable[[SettingTexts], SettingTexts], configured_max: int
+) -> Operation[dict[str, SettingTexts]]:
     """Store a change of what a group sets, in one transaction, and return what all groups set then.
 
     ``change`` is called again when others write meanwhile, or when a reply was lost: it accepts settings that have the

@@ -21,7 +21,7 @@ import pytest
 
 from appliance.client import LATEST, Consumer
 from appliance.client.merged_reader import UNPACKED_BYTES_MAX as FOLLOWED_BYTES_MAX
-from appliance.client.merged_reader import MergedReader, Span
+from appliance.client.merged_reader import MergedReader, ReadSpan
 from appliance.config import TopicSettings
 from appliance.console.message_search import (
     BATCH_BYTES_MAX,
@@ -230,7 +230,7 @@ def test_what_is_followed_comes_in_pieces(server: Server) -> None:
             assert reader._decoder.unpacked_bytes - before <= FOLLOWED_BYTES_MAX + 11 * MIB
     with MergedReader(server.native) as reader:
         reader.cluster.refresh(["large"])
-        spans = {("large", 0): Span(0, reader.cluster.offsets({("large", 0): LATEST})["large", 0])}
+        spans = {("large", 0): ReadSpan(0, reader.cluster.offsets({("large", 0): LATEST})["large", 0])}
         values = [message.value for messages in reader.between(spans) for message in messages]
         assert values == [b"the first line", b"a good line", b"a good line"] and reader.large_batches == 12
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from appliance.groups.assignors import (
     ASSIGNORS,
-    Members,
     Subscriber,
+    Subscribers,
     Targets,
     TopicParts,
-    Topics,
+    TopicsToAssign,
     assign_ranges,
     assign_uniformly,
 )
@@ -30,7 +30,7 @@ def subscribers(*ids: str, topics: str = "a") -> dict[str, Subscriber]:
     return {id: Subscriber(None, frozenset(topics), frozenset()) for id in ids}
 
 
-def again(members: Members, targets: Targets) -> dict[str, Subscriber]:
+def again(members: Subscribers, targets: Targets) -> dict[str, Subscriber]:
     """The same members, with what they were assigned."""
     return {id: member._replace(held=targets.get(id, frozenset())) for id, member in members.items()}
 
@@ -45,7 +45,7 @@ TOPICS = st.fixed_dictionaries({name: st.integers(0, 9) for name in NAMES}).map(
 
 @pytest.mark.parametrize("assignor", ASSIGNORS)
 @given(members=MEMBERS, topics=TOPICS)
-def test_each_partition_has_one_subscriber(assignor: str, members: Members, topics: Topics) -> None:
+def test_each_partition_has_one_subscriber(assignor: str, members: Subscribers, topics: TopicsToAssign) -> None:
     targets = ASSIGNORS[assignor](members, topics)
     assert targets.keys() == members.keys()
     owned = [part for parts in targets.values() for part in parts]
@@ -61,7 +61,7 @@ def test_each_partition_has_one_subscriber(assignor: str, members: Members, topi
 
 
 @given(members=MEMBERS, topics=TOPICS)
-def test_uniform_is_as_even_as_moves_can_make_it_and_then_stays(members: Members, topics: Topics) -> None:
+def test_uniform_is_as_even_as_moves_can_make_it_and_then_stays(members: Subscribers, topics: TopicsToAssign) -> None:
     targets = assign_uniformly(members, topics)
     name_of = {topic.id: name for name, topic in topics.items()}
     for parts in targets.values():

@@ -13,7 +13,7 @@ from appliance.health.alerts import BEGIN_LOOKS, END_LOOKS, Event, Figures
 from appliance.health.conditions import CONDITIONS
 from appliance.health.findings import Finding
 from appliance.metrics.alert_delivery import message_of, send_mail
-from appliance.metrics.alerting import KEPT_S, RETRY_S_MAX, Book, Delivery
+from appliance.metrics.alerting import KEPT_S, RETRY_S_MAX, AlertDelivery, Book
 from appliance.web.webhook import NotDelivered, post
 
 from ..support.webhook import Receiver, receiver
@@ -136,7 +136,7 @@ class Desk:
         self.book, self.now_s, self.down, self.tries = Book(path), 0.0, False, 0
         self.got: list[tuple[str, str]] = []
         self.alerts = Alerts(webhook="http://127.0.0.1:9/", mail_to="root")
-        self.delivery = Delivery(self.book, self._deliver, lambda: self.now_s)
+        self.delivery = AlertDelivery(self.book, self._deliver, lambda: self.now_s)
 
     def _deliver(self, to: str, event: Event) -> None:
         self.tries += 1

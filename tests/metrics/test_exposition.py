@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from appliance.health import host
 from appliance.health.host import Host, HostProcess
 from appliance.metrics.disk_forecast import DiskForecast, Room
-from appliance.metrics.exposition import DAMAGED_MAX, OTHERS, TOPICS_MAX, Exposition, Snapshot, Watched
+from appliance.metrics.exposition import DAMAGED_MAX, OTHERS, TOPICS_MAX, Exposition, ReadingCollector, Watched
 from appliance.metrics.lag_watch import Lag, Lags
 from appliance.metrics.metrics_server import HeartWatch
 from appliance.metrics.readings import NO_REQUESTS, Readings, Totals
@@ -83,7 +83,7 @@ def readings(topics: int = 1) -> Readings:
 
 def exposed(taken: Readings) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
     lags = Lags({("readers", "topic-0000"): Lag(5, 50, 1.5, 7)}, 0, 0)
-    text = Exposition().write(Snapshot(taken, Watched(lags, 2.0, 3_600.0, {"network": 0.5}, MACHINE))).decode()
+    text = Exposition().write(ReadingCollector(taken, Watched(lags, 2.0, 3_600.0, {"network": 0.5}, MACHINE))).decode()
     found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -156,13 +156,13 @@ def test_what_stands_still_is_not_written_again_and_nothing_is_stale(steps: list
         taken = readings(topics)
         changed = {key: partition(records=messages) for key in list(taken.partitions)[:1]}
         taken = taken._replace(partitions={**taken.partitions, **changed}, state=None if stopped else STATE)
-        snapshot = Snapshot(taken, Watched())
+        snapshot = ReadingCollector(taken, Watched())
         assert exposition.write(snapshot) == Exposition().write(snapshot)
 
 
 def test_nothing_runs() -> None:
     empty = Readings(1.0, None, {}, {}, {}, {}, NO_REQUESTS, ROOM)
-    text = Exposition().write(Snapshot(empty, Watched())).decode()
+    text = Exposition().write(ReadingCollector(empty, Watched())).decode()
     assert not re.search("^appliance_disk_seconds_until_full ", text, re.MULTILINE)
     assert list(text_string_to_metric_families(text))
 
@@ -273,6 +273,6 @@ def test_prometheus_takes_rules_configuration_and_metrics(tmp_path: Path) -> Non
         done = subprocess.run([PROMTOOL, "check", kind, HERE / name], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
     watched = Watched(Lags({("g", "t"): Lag(1, 1, 1.0)}, 0, 0), 1.0, 1.0, {"network": 1.0})
-    text = Exposition().write(Snapshot(readings(), watched))
+    text = Exposition().write(ReadingCollector(readings(), watched))
     done = subprocess.run([PROMTOOL, "check", "metrics"], input=text, capture_output=True, timeout=60)
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr

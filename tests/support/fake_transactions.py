@@ -11,7 +11,7 @@ from appliance.catalog import Topic
 from appliance.errors import UnknownPartition, ZooKeeperAway
 from appliance.groups.store import Commit
 from appliance.names import TopicPartition
-from appliance.transactions.store import Consumer, Lead, OpenProducer
+from appliance.transactions.store import Committer, Lead, OpenProducer
 from appliance.transactions.transaction import (
     ENDING,
     PendingOffset,
@@ -119,7 +119,7 @@ class FakeTransactions:
             await self.put(transactional_id, before.without(group))
 
     async def add_offsets_elsewhere(
-        self, transactional_id: str, producer: ProducerIdentity, consumer: Consumer, offsets: Sequence[PendingOffset]
+        self, transactional_id: str, producer: ProducerIdentity, consumer: Committer, offsets: Sequence[PendingOffset]
     ) -> Code:
         if self.unreachable:
             raise ZooKeeperAway("away")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import InvalidRequest
-from appliance.zookeeper.group_settings_nodes import GROUPS, Settings, alter_settings, read_settings
+from appliance.zookeeper.group_settings_nodes import GROUPS, SettingTexts, alter_settings, read_settings
 from appliance.zookeeper.operations import Operation, ask, create
 
 from ..support.zookeeper_fixture import Tree
@@ -17,7 +17,7 @@ settings = st.dictionaries(st.sampled_from(["a.ms", "b.ms"]), st.integers(0, 9).
 
 
 @given(st.lists(st.tuples(names, settings), max_size=8))
-def test_what_the_last_change_has_left_is_read(changes: list[tuple[str, Settings]]) -> None:
+def test_what_the_last_change_has_left_is_read(changes: list[tuple[str, SettingTexts]]) -> None:
     tree, expected = Tree(), {}
     for name, after in changes:
         expected[name] = after
@@ -39,7 +39,7 @@ def test_a_change_says_so_and_one_that_is_made_already_does_not() -> None:
 def test_two_changes_at_once_are_both_made() -> None:
     tree, met = Tree(), []
 
-    def change(before: Settings) -> Settings:
+    def change(before: SettingTexts) -> SettingTexts:
         if not met:
             met.append(tree.run(alter_settings("g", lambda other: other | {"b.ms": "2"}, 9)))
         return before | {"a.ms": "1"}

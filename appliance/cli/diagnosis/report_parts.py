@@ -25,7 +25,7 @@ from ... import __version__
 from ...config import KEYS, Config, load
 from ...errors import ApplianceError, BadValue
 from ...health.findings import GroupsSeen, judge
-from ...metrics.exposition import Exposition, Snapshot, Watched
+from ...metrics.exposition import Exposition, ReadingCollector, Watched
 from ...metrics.looks import Look
 from ...security.masking import Masking
 from ...security.secret_files import read_secret_file
@@ -214,7 +214,7 @@ def _groups(groups: GroupsSeen) -> dict[str, Any]:
 
 
 def _metrics(look: Look) -> str:
-    return Exposition().write(Snapshot(look.readings, Watched(host=look.host))).decode()
+    return Exposition().write(ReadingCollector(look.readings, Watched(host=look.host))).decode()
 
 
 def _sizes(directory: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from .message_text import MessageWriter
 
 if TYPE_CHECKING:
     from ...client import Message
-    from ...client.merged_reader import MergedReader, Span
+    from ...client.merged_reader import MergedReader, ReadSpan
 
 TopicPartitions = list[tuple[str, int]]
 COUNT: Final = 10
@@ -194,20 +194,20 @@ def _is_pattern(name: str) -> bool:
 
 def _spans(
     reader: MergedReader, parts: TopicPartitions, begin: int | None, end: int | None
-) -> dict[tuple[str, int], Span]:
+) -> dict[tuple[str, int], ReadSpan]:
     """The offsets of the times.  A partition that cannot be read is left out and reported."""
-    from ...client.merged_reader import Span
+    from ...client.merged_reader import ReadSpan
 
     starts, failed = reader.cluster.try_offsets(dict.fromkeys(parts, EARLIEST if begin is None else begin))
     ends, more = reader.cluster.try_offsets(dict.fromkeys(starts, LATEST if end is None else end))
     reader.left_out |= failed | more
-    return {part: Span(starts[part], ends[part]) for part in ends}
+    return {part: ReadSpan(starts[part], ends[part]) for part in ends}
 
 
 def _print_past(
     reader: MergedReader,
     writer: MessageWriter,
-    spans: dict[tuple[str, int], Span],
+    spans: dict[tuple[str, int], ReadSpan],
     count: int | None,
     begin: int | None,
     end: int | None,

@@ -87,7 +87,7 @@ STATES: Final = {
 CONFIGURED: Final = "configured"
 """The state of a group that has nothing but settings of its own."""
 log = logging.getLogger(__name__)
-Verb = Callable[[Any, Access], Awaitable[Any]]
+VerbHandler = Callable[[Any, Access], Awaitable[Any]]
 """Takes the decoded arguments, and what the client may do."""
 
 
@@ -112,7 +112,7 @@ class NativeApi:
         clock: TrustedClock,
         known_groups: KnownGroups,
         trash: Trash,
-        more: Mapping[str, Verb],
+        more: Mapping[str, VerbHandler],
         pending: Callable[[str], Awaitable[Collection[TopicPartition] | None]],
         compaction: CompactionEnforcer,
         on_error: Callable[[Origin, int, int], None],
@@ -127,7 +127,7 @@ class NativeApi:
         self._metadata = MetadataAnswers(broker)
         self._kafka_groups = kafka_groups
         self._authorizer = authorizer
-        self._verbs: dict[str, Verb] = {
+        self._verbs: dict[str, VerbHandler] = {
             "create_topic": self._create_topic,
             "ensure_topic": self._ensure_topic,
             "alter_topic": self._alter_topic,

@@ -50,7 +50,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from ...errors import ApplianceError, BrokerAway, NotCoordinator, named
 from ...names import TopicPartition
-from ...transactions.store import Consumer, Lead, OpenProducer
+from ...transactions.store import Committer, Lead, OpenProducer
 from ...transactions.transaction import PendingOffset, ProducerIdentity, TransactionPart
 from ...wire.kafka.codes import Code
 from ...zookeeper.transaction_nodes import slot_path
@@ -258,7 +258,7 @@ class PeerTransactions:
         """Tell a group's coordinator that this one of an id is given offsets of the group."""
         await self._ask(self._brokers.coordinator(group), "announce_pending", {"group": group, "id": transactional_id})
 
-    async def may_commit(self, consumer: Consumer) -> Code:
+    async def may_commit(self, consumer: Committer) -> Code:
         """Whether its group's coordinator, another appliance, has this consumer as a member."""
         broker_id = self._brokers.coordinator(consumer.group)
         return Code(await self._ask(broker_id, "may_commit", {"consumer": list(consumer)}))
@@ -294,7 +294,7 @@ class PeerTransactions:
         slot: str,
         transactional_id: str,
         producer: ProducerIdentity,
-        consumer: Consumer,
+        consumer: Committer,
         offsets: Sequence[PendingOffset],
     ) -> Code:
         """Give offsets to the coordinator of the slot ``slot``."""

@@ -18,7 +18,7 @@ from ...names import TopicPartition
 from ...security.acls import Access, Operation, ResourceType
 from ...security.principals import BROKER_PREFIX
 from ...transactions.offsets_api import refuse_consumer
-from ...transactions.store import Consumer, Lead
+from ...transactions.store import Committer, Lead
 from ...transactions.transaction import PendingOffset, ProducerIdentity, TransactionPart
 from ...transactions.transaction_coordinator import TransactionCoordinator
 from ...wire.kafka.codes import Code
@@ -40,7 +40,7 @@ from .transaction_writers import TransactionWriters
 
 STEPS_MS_MAX: Final = 8_000
 """How long steps are waited for that another appliance asks for; those that are done by then are answered as done."""
-Verb = Callable[[Any, Access], Awaitable[Any]]
+VerbHandler = Callable[[Any, Access], Awaitable[Any]]
 
 
 class PassedRequests:
@@ -78,12 +78,12 @@ class PeerTransactionsApi:
         groups: GroupCoordinator,
         peers: PeerTransactions,
         coordinates: Callable[[str], bool],
-        passable: Mapping[str, Verb],
+        passable: Mapping[str, VerbHandler],
     ) -> None:
         self._coordinator, self._store, self._writers, self._groups = coordinator, store, writers, groups
         self._peers, self._coordinates, self._passable = peers, coordinates, passable
         self._passed = PassedRequests()
-        asked_by_brokers: dict[str, Verb] = {
+        asked_by_brokers: dict[str, VerbHandler] = {
             "begin_passing": self._begin,
             "transaction_steps": self._step,
             "open_at": self._open_at,
@@ -94,13 +94,13 @@ class PeerTransactionsApi:
             "take_offsets": self._take_offsets,
             "pass_verb": self._carry_out,
         }
-        self.verbs: dict[str, Verb] = {name: _for_brokers(verb) for name, verb in asked_by_brokers.items()}
+        self.verbs: dict[str, VerbHandler] = {name: _for_brokers(verb) for name, verb in asked_by_brokers.items()}
         self.verbs |= {name: self._routed(name, verb) for name, verb in passable.items() if name != "transactions"}
         self.verbs["transactions"] = self._list
 
     # ---- verbs of transactional ids, of whoever asks
 
-    def _routed(self, name: str, verb: Verb) -> Verb:
+    def _routed(self, name: str, verb: VerbHandler) -> VerbHandler:
         async def answer(request: Any, access: Access) -> Any:
             if self._coordinator.unknown(request.id) is not Code.NOT_COORDINATOR:
                 return await verb(request, access)
@@ -180,7 +180,7 @@ class PeerTransactionsApi:
 
     async def _add_offsets(self, request: PassOffsets, access: Access) -> int:
         self._passed.check(access.principal, request.passed)
-        consumer = Consumer(*request.consumer)
+        consumer = Committer(*request.consumer)
         offsets = [
             PendingOffset(consumer.group, TransactionPart(*part), offset, note, epoch)
             for part, offset, note, epoch in request.offsets
@@ -198,9 +198,9 @@ class PeerTransactionsApi:
         return await self._coordinator.add_offsets(request.id, producer, consumer.group, offsets, check=may_commit)
 
     async def _may_commit(self, request: MayCommit, access: Access) -> int:
-        return await self._refusal(Consumer(*request.consumer))
+        return await self._refusal(Committer(*request.consumer))
 
-    async def _refusal(self, consumer: Consumer) -> Code:
+    async def _refusal(self, consumer: Committer) -> Code:
         if not self._coordinates(consumer.group):
             return Code.NOT_COORDINATOR
         return await self._groups.load(consumer.group) or refuse_consumer(self._groups, consumer)
@@ -209,7 +209,7 @@ class PeerTransactionsApi:
         return await self._store.take_offsets(request.id, request.group, request.gone)
 
 
-def _for_brokers(verb: Verb) -> Verb:
+def _for_brokers(verb: VerbHandler) -> VerbHandler:
     async def answer(request: Any, access: Access) -> Any:
         if not access.principal.startswith(BROKER_PREFIX):
             raise InvalidRequest("only brokers of the cluster ask this of each other")

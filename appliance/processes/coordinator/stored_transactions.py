@@ -23,7 +23,7 @@ import msgspec
 from ...catalog import Topic
 from ...errors import ApplianceError, NotCoordinator, RequestTimedOut, ZooKeeperAway
 from ...names import TopicPartition
-from ...transactions.store import Consumer, Lead, OpenProducer
+from ...transactions.store import Committer, Lead, OpenProducer
 from ...transactions.transaction import PendingOffset, ProducerIdentity, Transaction, TransactionState, decode, encode
 from ...wire.kafka.codes import Code
 from ...zookeeper import claims
@@ -369,7 +369,7 @@ class StoredTransactions:
         return await self._offsets.commit_with({group: offsets}, lambda held: nodes.hand_over(end, held[0]))
 
     async def add_offsets_elsewhere(
-        self, transactional_id: str, producer: ProducerIdentity, consumer: Consumer, offsets: Sequence[PendingOffset]
+        self, transactional_id: str, producer: ProducerIdentity, consumer: Committer, offsets: Sequence[PendingOffset]
     ) -> Code:
         owner = self.owner_of(transactional_id)
         self.note_pending(consumer.group, transactional_id)

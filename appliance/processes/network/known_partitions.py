@@ -23,7 +23,7 @@ from ...wire.requests import Fetch, FetchPart, FileRange, Offsets, Produce
 from .wait_lists import WaitList
 from .writer_link import WriterLink
 
-Suspect = Callable[[TopicPartition, int, int], None]
+SuspectTeller = Callable[[TopicPartition, int, int], None]
 
 SUSPECT_MS: Final = 1_000
 """How often at most a worker reports that it cannot read a partition."""
@@ -50,7 +50,7 @@ class WorkerPartition:
         table: SegmentTable,
         reader: LogReader,
         link: WriterLink,
-        suspect: Suspect,
+        suspect: SuspectTeller,
         directory: Path,
     ) -> None:
         self.key = key
@@ -91,7 +91,9 @@ class KnownPartitions:
     read.
     """
 
-    def __init__(self, data_dir: Path, number: int, arena_bytes: int, epoll: select.epoll, suspect: Suspect) -> None:
+    def __init__(
+        self, data_dir: Path, number: int, arena_bytes: int, epoll: select.epoll, suspect: SuspectTeller
+    ) -> None:
         self._data_dir, self.number, self._epoll, self._suspect = data_dir, number, epoll, suspect
         self._in_hand_bytes_max = arena_bytes // WRITER_SHARE
         self._by_key: dict[tuple[str, int], WorkerPartition] = {}  # requests look up with plain tuples

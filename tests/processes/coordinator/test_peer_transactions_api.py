@@ -11,7 +11,7 @@ from appliance.errors import InvalidRequest, NotCoordinator
 from appliance.names import TopicPartition
 from appliance.processes.coordinator.peer_transactions_api import PassedRequests, PeerTransactionsApi
 from appliance.security.acls import Access
-from appliance.transactions.store import Consumer, Lead, OpenProducer
+from appliance.transactions.store import Committer, Lead, OpenProducer
 from appliance.transactions.transaction import ProducerIdentity, TransactionPart
 from appliance.wire.kafka.codes import Code
 from appliance.wire.native_admin import (
@@ -84,7 +84,7 @@ class Side(FakeTransactions):
         self.asked.append((owner, verb, arguments))
         return await self.local[verb](OneTransaction(**arguments), ACCESS)  # type: ignore[operator]
 
-    async def may_commit(self, consumer: Consumer) -> Code:
+    async def may_commit(self, consumer: Committer) -> Code:
         self.asked.append((consumer, sorted(self.coordinator.pending(consumer.group))))
         return Code.ILLEGAL_GENERATION
 
@@ -192,7 +192,7 @@ async def test_whether_the_consumer_is_a_member_is_asked_once_its_offsets_are_pe
     producer = await side.begin(A)
     session = await side.session()
 
-    async def add(number: int, consumer: Consumer) -> int:
+    async def add(number: int, consumer: Committer) -> int:
         offsets = [(tuple(A), 5, "note", -1)]
         wanted = PassOffsets((session, number, number), "x", producer, consumer, offsets)  # type: ignore[arg-type]
         return int(await side.ask("pass_offsets", wanted))
@@ -200,15 +200,15 @@ async def test_whether_the_consumer_is_a_member_is_asked_once_its_offsets_are_pe
     side.elsewhere = {"g"}
     for group in ("g", "h"):
         await side.coordinator.add_group("x", producer, group)
-    member = Consumer("g", "m", None, 1)
+    member = Committer("g", "m", None, 1)
     assert await add(1, member) == Code.ILLEGAL_GENERATION
     assert side.asked == [(member, [A.key])] and not side.coordinator.pending("g")
-    assert await add(2, Consumer("h", "m", None, 1)) == Code.ILLEGAL_GENERATION, "of a group of ours"
-    assert await add(3, Consumer("h", "m", None, 2)) == Code.NONE
-    assert await add(4, Consumer("g", "", None, -1)) == Code.NONE, "who says nothing may"
+    assert await add(2, Committer("h", "m", None, 1)) == Code.ILLEGAL_GENERATION, "of a group of ours"
+    assert await add(3, Committer("h", "m", None, 2)) == Code.NONE
+    assert await add(4, Committer("g", "", None, -1)) == Code.NONE, "who says nothing may"
     assert len(side.asked) == 1 and set(side.coordinator.pending("g")) == {A.key}
     assert await side.ask("may_commit", MayCommit(member)) == Code.NOT_COORDINATOR
-    assert await side.ask("may_commit", MayCommit(Consumer("h", "m", None, 2))) == Code.NONE
+    assert await side.ask("may_commit", MayCommit(Committer("h", "m", None, 2))) == Code.NONE
 
 
 @scenario
