@@ -15,7 +15,7 @@ from appliance.cli.config_file import with_key
 from appliance.client import Admin
 from appliance.config import BUILT_IN, OF_CONFIGURATION, OF_TOPIC, Config, load
 from appliance.errors import BadValue, ConfigFault, UnknownKey
-from appliance.processes.supervisor.reloading import Reloads
+from appliance.processes.supervisor.reloads import Reloads
 from appliance.topic_patterns import _matcher
 
 from .support.command_line import run

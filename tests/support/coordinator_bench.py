@@ -14,7 +14,7 @@ from appliance.groups.messages import Limits
 from appliance.partition_states import ONLINE
 from appliance.processes.coordinator.configured_groups import ConfiguredGroups
 from appliance.processes.coordinator.live_brokers import LiveBrokers
-from appliance.processes.coordinator.measuring import Measurements
+from appliance.processes.coordinator.measurements import Measurements
 from appliance.processes.coordinator.partitions import Partitions
 from appliance.processes.coordinator.registered_groups import RegisteredGroups
 from appliance.processes.coordinator.security_registry import SecurityRegistry

@@ -77,7 +77,7 @@ from .expiry import Expiry
 from .hanging_transactions import HangingTransactions
 from .known_groups import KnownGroups
 from .live_brokers import LiveBrokers
-from .measuring import Measurements
+from .measurements import Measurements
 from .native_api import NativeApi
 from .native_members_api import NativeMembersApi
 from .partitions import Partitions

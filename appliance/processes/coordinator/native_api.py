@@ -65,7 +65,7 @@ from ...wire.native_admin import (
 from ...wire.requests import ADMIN_API
 from .compaction_enforcer import CompactionEnforcer
 from .known_groups import KnownGroups
-from .measuring import Measured, Measurements
+from .measurements import Measured, Measurements
 from .partitions import Partitions
 from .registered_groups import RegisteredGroups
 from .security_native_api import SecurityNativeApi

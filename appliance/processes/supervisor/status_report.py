@@ -25,7 +25,7 @@ from .hosted import Hosted
 from .inputs import Inputs
 from .inspection import Inspection
 from .nodes import Nodes
-from .reloading import Reloads
+from .reloads import Reloads
 from .state_file import StateFile
 from .systemd import Notifier
 from .workers import Workers

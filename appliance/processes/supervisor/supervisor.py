@@ -35,7 +35,7 @@ The parts::
     side_processes     servers beside the data path: console, metrics
     inputs             processes that take logs in
     status_report      state.json, for ``status`` (state_file: how it is replaced)
-    reloading          what a reload changes
+    reloads            what a reload changes
 
 The supervisor shares the data directory's lock with the writers: no other supervisor can start while a writer of a
 killed instance lives, so only one process writes a partition's files.
@@ -92,7 +92,7 @@ from .listeners import LOCAL, PASSED, insecure, listen, remove_sockets, texts, w
 from .nodes import Nodes
 from .opening import Opening
 from .outages import Outages
-from .reloading import Reloads
+from .reloads import Reloads
 from .removal import Removals
 from .roles import Role
 from .scrubber import Scrubbing
@@ -466,7 +466,7 @@ class Supervisor:
         self._on_change()
 
     def _reload_config(self) -> None:
-        """Read the configuration again: :mod:`.reloading` says which keys change."""
+        """Read the configuration again: :mod:`.reloads` says which keys change."""
         self._notifier.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             config = self._reload()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from appliance.config import KEYS, load
-from appliance.processes.supervisor.reloading import RELOADED, Reloads
+from appliance.processes.supervisor.reloads import RELOADED, Reloads
 
 from ...support.command_line import run
 from ...support.server import Server, wait_for

@@ -1,4 +1,4 @@
-"""appliance.processes.coordinator.measuring: what is in a partition, once it is flushed."""
+"""appliance.processes.coordinator.measurements: what is in a partition, once it is flushed."""
 
 from __future__ import annotations
 
