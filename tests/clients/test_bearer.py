@@ -41,7 +41,7 @@ def server(provider: IdentityProvider, tmp_path_factory: pytest.TempPathFactory)
     with Server(data, None, **listen, **rights, **provider.settings()) as running:
         with Admin(running.state["listeners"]["local"]) as admin:
             rule = {"resource": "Topic", "name": "*", "principal": "User:alice", "operation": "All"}
-            admin._ask("add_acls", acls=[rule])
+            admin.add_acls([rule])
         yield running
 
 

@@ -20,6 +20,8 @@ from appliance.shared import memory
 from appliance.shared.doorbell import MarkedDoorbell
 from appliance.shared.table import TABLE_BYTES, SegmentTable
 
+from .server import wait_for
+
 ARENA_BYTES = 1 << 20
 
 
@@ -88,6 +90,10 @@ class Rig:
         self._thread.join(seconds_max)
         assert not self._thread.is_alive(), f"still serving after {seconds_max} s"
         return self.error
+
+    def wait_for_guard(self) -> None:
+        """Wait until the thread guards: the loop may make the next flush."""
+        wait_for(lambda: self.writer._unflushed._flusher.may_flush_here, "the thread to guard")
 
     def produce(self, batch: bytes, acks: int = -1) -> int:
         """Send one batch; returns its token.  One at a time: it stands at the front of the arena."""

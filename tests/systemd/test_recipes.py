@@ -282,7 +282,7 @@ def test_access_rules(tmp_path: Path) -> None:
         with Peer(recipe.server.native) as peer:
             assert peer.call([native.ADMIN, 1, "create_topic", {"name": "web-access"}])[0][1] == TopicNotPermitted.code
         with Admin(recipe.server.state["listeners"]["local"]) as admin:
-            given = {(rule["principal"], rule["operation"], rule["name"]) for rule in admin._ask("acls")}
+            given = {(rule["principal"], rule["operation"], rule["name"]) for rule in admin.acls()}
     finally:
         recipe.server.__exit__(None, None, None)
     assert given == {

@@ -10,11 +10,13 @@ import itertools
 import json
 import ssl
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import closing
 from typing import Any, TypeVar
 
 import pytest
 
 from appliance.client import Admin
+from appliance.client.cluster_client import Cluster
 from appliance.errors import BadCredentials, BrokerAway, GroupNotPermitted, InvalidRequest, NotPermitted, Unavailable
 from appliance.groups.group_coordinator import coordinator_of
 from appliance.processes.coordinator import peers as peers_module
@@ -54,6 +56,11 @@ class Pair:
     def local(self, number: int) -> Admin:
         """An administrator."""
         return Admin(self.servers[number].state["listeners"]["local"])
+
+    def ask(self, number: int, verb: str, **arguments: object) -> Any:
+        """An admin verb, as clients ask that have transactions."""
+        with closing(Cluster(self.servers[number].state["listeners"]["local"], client_name="test")) as cluster:
+            return cluster.admin(verb, arguments)
 
 
 @pytest.fixture(scope="module")
@@ -123,12 +130,12 @@ def test_transactions_go_between_brokers_that_check_rights(pair: Pair, here: int
     with pair.local(here) as admin, pair.local(there) as other:
         for asked in (admin, other):
             wait_for(lambda asked=asked: answer(asked.transactions) is not None, "it knows the transactions of both")
-        producer = {"id": name} | admin._ask("init_transactions", id=name, timeout_ms=60_000)
-        admin._ask("add_partitions", **producer, partitions=[(pair.topic, 0), (pair.topic, 1)])
+        producer = {"id": name} | pair.ask(here, "init_transactions", id=name, timeout_ms=60_000)
+        pair.ask(here, "add_partitions", **producer, partitions=[(pair.topic, 0), (pair.topic, 1)])
         assert sorted(admin.transaction(name)["parts"]) == [[pair.topic, 0], [pair.topic, 1]]
         for asked in (admin, other):
             assert name in {row["id"] for row in asked.transactions()}
-        admin._ask("end_transaction", **producer, committed=True)
+        pair.ask(here, "end_transaction", **producer, committed=True)
         wait_for(lambda: admin.transaction(name)["state"] == "CompleteCommit", "all markers")
 
 
@@ -245,7 +252,8 @@ def test_the_password_of_the_ensemble_is_for_nobody(
     plain = make_appliance(
         **ACCESS | {"zookeeper.connect": fresh_connect(standalone), "security.super_users": "User:ANONYMOUS;User:x"}
     )
-    with Admin(plain.state["listeners"]["local"]) as admin:
+    local = plain.state["listeners"]["local"]
+    with Admin(local) as admin, closing(Cluster(local, client_name="test")) as cluster:
         with pytest.raises(InvalidRequest, match="install the client of this version"):
-            admin._ask("zookeeper_login")
-        assert LOGIN.password not in json.dumps([admin.status(), admin._ask("clients")])
+            cluster.admin("zookeeper_login", {})
+        assert LOGIN.password not in json.dumps([admin.status(), admin.clients()])

@@ -96,7 +96,7 @@ def broken(*_: object) -> None:
 def guarded(rig: Rig) -> None:
     """Let the loop make the next flush, if it may."""
     assert rig.answer(rig.produce(BATCH))[0] == 0
-    wait_for(lambda: rig.writer._unflushed._flusher.may_flush_here, "the thread to guard")
+    rig.wait_for_guard()
 
 
 @pytest.mark.parametrize("here", [False, True], ids=["thread", "loop"])
@@ -176,7 +176,7 @@ def test_answers_without_new_bytes_are_sent_at_the_end(tmp_path: Path, monkeypat
         rig.writer.turn(1)
         first = rig.produce(batch)
         rig.writer.turn(1)
-        wait_for(lambda: rig.writer._unflushed._flusher.may_flush_here, "the thread to guard")
+        rig.wait_for_guard()
         again = rig.produce(batch)
         rig.writer.turn(1)
         rig.writer.close()
@@ -215,7 +215,7 @@ def test_little_is_flushed_for_a_reader_that_has_just_waited(tmp_path: Path, mon
         rig.answer(rig.produce(BATCH, acks=1))
         wait_for(lambda: flushed() == 2 * len(BATCH), "a flush by the thread: a reader waits")
         rig.table.set_wait(0, 0)
-        wait_for(lambda: rig.writer._unflushed._flusher.may_flush_here, "the thread to guard")
+        rig.wait_for_guard()
         rig.answer(rig.produce(BATCH, acks=1))
         wait_for(lambda: flushed() == 3 * len(BATCH), "a flush by the loop: a reader has just waited")
         monkeypatch.setattr(unflushed, "READER_MS", 0)
@@ -257,7 +257,7 @@ def test_the_disk_begins_with_little_for_a_reader_before_the_answer(
             rig.answer(rig.produce(BATCH, acks=1))
         rig.worker.send(FlushNow())
         wait_for(lambda: rig.table.high_watermark == 3 * size, "a flush")
-        wait_for(lambda: rig.writer._unflushed._flusher.may_flush_here, "the thread to guard")
+        rig.wait_for_guard()
         assert not [call for call in calls if "begin" in call], "begun for nobody"
         calls.clear()
         rig.table.set_wait(0, 1 << 40)
@@ -279,7 +279,7 @@ def test_a_flush_that_was_decided_is_made_when_its_reader_is_gone_by_then(
     monkeypatch.setattr(unflushed, "HERE_NS_MAX", 10**18)
     with Rig(tmp_path, flush_ms=10**9) as rig:
         rig.answer(rig.produce(BATCH))
-        wait_for(lambda: rig.writer._unflushed._flusher.may_flush_here, "the thread to guard")
+        rig.wait_for_guard()
         asked = iter([True])
         monkeypatch.setattr(Unflushed, "_has_reader", lambda *_: next(asked, False))
         rig.answer(rig.produce(BATCH, acks=1))
