@@ -18,10 +18,10 @@ others do, the command line gets in.
 Connections are also counted by address and by user (:class:`ConnectionPlaces`), so that no client takes the places of
 all others: ``network.connections_per_address_max`` and ``network.connections_per_user_max``.  By default an address has
 at most 1 / PLACES_SHARE of a worker's connections, and this host, where users share one address, all.  Those that have
-not logged in yet have at most that share of all, too: for one more, the oldest of the address with the most of them is
-closed.  An honest client logs in long before, so nobody without a password keeps others away.  Nor those of one's own
-address: where that has no place left, the oldest of it that has not logged in, or that has not completed its handshake,
-gives way to one that is to log in.  What a listener without a login has admitted stays.  A connection that a writer
+not logged in yet have at most that share of all, too: for one more, one of the address with the most of them gives
+way, so nobody without a password keeps others away.  Nor those of one's own address: where that has no place left, one
+of it that has not logged in, or that has not completed its handshake, gives way to one that is to log in.  What a
+listener without a login has admitted stays.  A connection that a writer
 serves is counted, too.  Unix sockets have no address.  Not counted by user: who has not logged in, the brokers of the
 cluster, and administrators: root, and the user of the service, through a Unix socket.
 
@@ -36,8 +36,14 @@ Signing takes up to a millisecond, so STEPS_PER_TURN handshakes go on in one tur
 again.
 
 Bounds of handshakes: ``tls.handshakes_max`` of a worker, ``tls.handshake_ms_max`` of time, HANDSHAKE_BYTES_MAX of
-received bytes.  When there is no room for one more, the oldest is closed: an honest client needs milliseconds, so it is
-gone from here long before, and those who hold places without going on lose them to those who come.
+received bytes.  When there is no room for one more, one of the address with the most of them gives way.
+
+Who gives way of those that wait is the oldest of the younger half (:func:`giving_way`).  A quick client is through
+before as many have come as the younger half has places: so those who hold places without going on lose them to those
+who come.  One on a slow link may be pushed out by many who come after it, as often as the older half is full when its
+turn comes; but each place there is free again after the time of a login, or of a handshake, at most, and who has it is
+pushed out by nobody.  If the oldest of all gave way, whoever needs longer than the others take to come would never get
+through.
 """
 
 from __future__ import annotations
@@ -50,9 +56,10 @@ import socket
 import ssl
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from itertools import chain, islice
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ...addresses import Listener, address_text, site_of
 from ...config import NetworkSection
@@ -78,6 +85,8 @@ from ..messages import LimitReached
 from .turn import Turn
 from .worker_connection import ClientSession, WorkerConnection
 
+Waiting = TypeVar("Waiting")
+
 PEER_CREDENTIALS: Final = struct.Struct("iII")
 """pid, uid, gid: see unix(7)."""
 SPARE_DESCRIPTORS: Final = 64
@@ -95,6 +104,17 @@ LOOPBACK_SITE: Final = site_of("::1")
 STEPS_PER_TURN: Final = 8
 HANDSHAKE_BYTES_MAX: Final = 128 * 1024
 """A client's certificates have a few kilobytes; OpenSSL takes at most 100 KiB of them."""
+
+
+def giving_way(crowd: Collection[Waiting]) -> Waiting:
+    """Who of those that wait gives way to one more: the oldest of the younger half.  ``crowd``: the oldest first."""
+    return next(islice(crowd, len(crowd) // 2, None))
+
+
+def _largest(crowds: Mapping[str, Collection[Waiting]]) -> Collection[Waiting]:
+    """Those of the address with the most of them; of all together when each address has one.  The oldest first."""
+    crowd = max(crowds.values(), key=len)
+    return crowd if len(crowd) > 1 else list(chain.from_iterable(crowds.values()))
 
 
 def site_of_host(host: str) -> str:
@@ -167,8 +187,7 @@ class ConnectionPlaces:
         """A connection that has not logged in and gives way to a new one; ``room``: places of all connections."""
         if self._stranger_count < max(1, room // PLACES_SHARE):
             return None
-        crowd = max(self._strangers.values(), key=len)
-        return next(iter(crowd))
+        return giving_way(_largest(self._strangers))
 
     def enter(self, session: ClientSession) -> None:
         if session.host:
@@ -413,7 +432,7 @@ class Handshakes:
     def begin_handshake(self, accepted: AcceptedConnection, context: ssl.SSLContext) -> None:
         """Let a new connection begin its handshake."""
         while len(self.by_fd) >= self._limits.handshakes_max:
-            self._push_out(next(iter(self.by_fd)), "tls.handshakes_max")
+            self._push_out(giving_way(_largest(self._by_site)), "tls.handshakes_max")
         transport = TlsTransport(accepted.sock, context)
         fd = accepted.sock.fileno()
         self.by_fd[fd] = _Handshake(transport, accepted, self._turn.now_ms + self._limits.handshake_ms_max)
@@ -424,9 +443,9 @@ class Handshakes:
         """How many handshakes an address has begun and not completed."""
         return len(self._by_site.get(site, ()))
 
-    def push_out_oldest_of(self, site: str) -> None:
-        """Close the oldest handshake of an address, which has one."""
-        self._push_out(next(iter(self._by_site[site])), PER_ADDRESS_MAX)
+    def push_out_one_of(self, site: str) -> None:
+        """Close a handshake of an address, which has one."""
+        self._push_out(giving_way(self._by_site[site]), PER_ADDRESS_MAX)
 
     def _push_out(self, fd: int, bound: str) -> None:
         self._refuse(fd, self.by_fd[fd], Reason.TIMEOUT, f"pushed out by newer handshakes: {bound}")

@@ -85,7 +85,7 @@ from ..messages import (
 )
 from ..snapshot import WorkerSnapshot
 from ..tls_files import TlsFiles
-from .acceptor import AcceptedConnection, Acceptor, ConnectionPlaces, Handshakes
+from .acceptor import AcceptedConnection, Acceptor, ConnectionPlaces, Handshakes, giving_way
 from .admission import Admission, Meters
 from .client_counts import ClientCounts, connections_of
 from .cold_reads import ColdReads
@@ -440,7 +440,7 @@ class NetworkWorker:
             self._add(PlainTransport(accepted.sock), accepted, user)
 
     def _make_room(self, accepted: AcceptedConnection) -> bool:
-        """Whether a connection of the same address gives way to one that is to log in: the oldest of the larger crowd.
+        """Whether a connection of the same address gives way to one that is to log in: one of the larger crowd.
 
         Of those that have not logged in, and of those that have not completed their handshake.
         """
@@ -448,9 +448,9 @@ class NetworkWorker:
         strangers = self._places.strangers_of(site) if listener.sasl else ()
         handshakes = self._handshakes.count_of(site) if listener.sasl or listener.tls else 0
         if strangers and len(strangers) >= handshakes:
-            self._push_out(next(iter(strangers)))
+            self._push_out(giving_way(strangers))
         elif handshakes:
-            self._handshakes.push_out_oldest_of(site)
+            self._handshakes.push_out_one_of(site)
         return bool(strangers or handshakes)
 
     def _push_out(self, stranger: WorkerConnection) -> None:

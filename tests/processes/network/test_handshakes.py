@@ -348,7 +348,7 @@ def test_half_open_handshakes_keep_nobody_away_and_end(server: Server, files: Pa
             sock.sendall(half if number % 2 else b"")
             if not number % HANDSHAKES_MAX:
                 assert served(server, files)
-        wait_for(lambda: refusals(server).get("timeout", 0) - before == 10 * HANDSHAKES_MAX, "all were closed")
+        wait_for(lambda: refusals(server).get("timeout", 0) - before >= 10 * HANDSHAKES_MAX, "all were closed")
 
 
 def shown(server: Server) -> bytes:
@@ -414,9 +414,9 @@ def test_handshakes_count_for_their_address(files: Path, tmp_path: Path) -> None
             return stack.enter_context(context(files, "web-1").wrap_socket(plain, server_hostname="localhost"))
 
         begun = [connect() for _ in range(3)]
-        assert begun[0].recv(1) == b"", "the oldest of this address is closed"
+        assert begun[1].recv(1) == b"", "the older half of this address is kept"
         complete = [secure(connect()) for _ in range(2)]
-        assert all(map(versions, complete)) and begun[2].recv(1) == b""
+        assert all(map(versions, complete)) and begun[2].recv(1) == begun[0].recv(1) == b""
         assert connect().recv(1) == b"", "nobody gives way whose handshake is complete"
         assert versions(secure(connect("127.0.0.2")))
         complete[0].close()
