@@ -48,7 +48,7 @@ from ..records.markers import aborted_batches
 from ..wire.native import FETCH, OFFSETS
 from ..wire.requests import EARLIEST
 from .arrow import OnCorrupt, raise_corrupt
-from .ranges import TO_CONTINUE, Positions, Range, lost
+from .ranges import Positions, Range, lost
 
 PAUSE_S_MIN: Final = 0.05
 PAUSE_S_MAX: Final = 2.0
@@ -262,7 +262,7 @@ class LogAccess:
                 if start <= position:
                     raise OffsetOutOfRange(
                         f"{span.topic}-{span.partition} ends before offset {position}, which it had: the topic was "
-                        f"created again meanwhile. {TO_CONTINUE}"
+                        f"created again meanwhile"
                     ) from None
                 lost(key, position, start, fail_on_data_loss)
                 position, more = start, start < span.end

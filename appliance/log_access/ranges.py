@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from ..errors import OffsetOutOfRange
 from ..names import TopicPartition
@@ -29,12 +28,6 @@ class Range:
         return TopicPartition(self.topic, self.partition)
 
 
-TO_CONTINUE: Final = (
-    "To continue with what is there: option failOnDataLoss=false; for a pipeline: `appliance pipeline accept CONFIG`, "
-    "then run again"
-)
-
-
 def lost(key: TopicPartition, offset: int, log_start: int, fail: bool) -> None:
     """Handle the loss of the records between ``offset`` and ``log_start``.
 
@@ -44,5 +37,5 @@ def lost(key: TopicPartition, offset: int, log_start: int, fail: bool) -> None:
     if fail:
         raise OffsetOutOfRange(
             f"{key.topic}-{key.partition}: offset {offset} is gone, the log starts at {log_start}: retention was "
-            f"faster than this reader, or the topic was created again meanwhile. {TO_CONTINUE}"
+            f"faster than this reader, or the topic was created again meanwhile"
         )

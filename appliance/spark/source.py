@@ -64,7 +64,18 @@ from .even_batches import even
 from .options import Bound, SourceOptions, sink_options, source_options
 from .python_workers import spare_collector
 from .sink import BatchWriter, StreamWriter
-from .stream_offsets import SPLIT_BYTES_MIN, advance, from_json, initial, is_initial, pack, ranges, split, to_json
+from .stream_offsets import (
+    SPLIT_BYTES_MIN,
+    advance,
+    from_json,
+    initial,
+    is_initial,
+    pack,
+    ranges,
+    saying_how_to_continue,
+    split,
+    to_json,
+)
 
 HEADS_AGE_S_MAX: Final = 0.1
 COLUMNS: Final = StructType(
@@ -192,8 +203,9 @@ class Planner:
         pieces = self.access.read(
             part, home, options.fetch_bytes_max, options.fail_on_data_loss, partial(self._on_corrupt, part)
         )
-        for start, data in pieces:
-            yield from decoder.decode(data, start)
+        with saying_how_to_continue():
+            for start, data in pieces:
+                yield from decoder.decode(data, start)
 
     def _on_corrupt(self, part: Range, offset: int, error: CorruptBatch) -> None:
         self.access.report_damage(part.topic, part.partition, offset)

@@ -16,10 +16,12 @@ records whose own offset lies in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, Final
 
+from ..errors import OffsetOutOfRange
 from ..log_access.ranges import Positions, Range, lost
 from ..names import TopicPartition
 
@@ -84,6 +86,22 @@ def advance(start: Mapping[TopicPartition, int], heads: Mapping[TopicPartition, 
     return {**start, **{key: min(start[key], heads[key]) + share for key, share in shares.items()}}
 
 
+TO_CONTINUE: Final = (
+    "To continue with what is there: option failOnDataLoss=false; for a pipeline: `appliance pipeline accept CONFIG`, "
+    "then run again"
+)
+
+
+@contextmanager
+def saying_how_to_continue() -> Iterator[None]:
+    """Adds TO_CONTINUE to the error about records that are gone."""
+    try:
+        yield
+    except OffsetOutOfRange as error:
+        raise OffsetOutOfRange(f"{error}. {TO_CONTINUE}") from None
+
+
+@saying_how_to_continue()
 def ranges(
     start: Mapping[TopicPartition, int],
     end: Mapping[TopicPartition, int],
