@@ -96,6 +96,7 @@ SEARCHES_WAITING_RESERVED: Final = 8
 """Of them for visitors who are logged in."""
 PREVIEW_BYTES_MAX: Final = 2 * 1024
 MESSAGE_BYTES_MAX: Final = 1024 * 1024
+ERROR_CHARACTERS_MAX: Final = 2_000
 FAILED_LOGIN_S: Final = 0.1
 NO_STORE: Final = {"cache-control": "no-store"}
 STATUSES: Final[tuple[tuple[type[ApplianceError], int], ...]] = (
@@ -138,7 +139,15 @@ def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
 def fault_reply(error: ApplianceError) -> Response:
     """The answer to a request that failed."""
     status = next((status for kind, status in STATUSES if isinstance(error, kind)), 500)
-    return reply({"error": str(error)}, status, {"retry-after": "5"} if status == 503 else None)
+    return reply({"error": _showable(str(error))}, status, {"retry-after": "5"} if status == 503 else None)
+
+
+def _showable(text: str) -> str:
+    """A text for people; what a request has brought into it may be long, or turn or hide what stands behind it."""
+    shown = "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
+    if len(shown) > ERROR_CHARACTERS_MAX:
+        shown = f"{shown[: ERROR_CHARACTERS_MAX - 1]}\N{HORIZONTAL ELLIPSIS}"
+    return shown
 
 
 class ConsoleHandlers:

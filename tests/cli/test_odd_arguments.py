@@ -1,7 +1,7 @@
 """No argument of any command ends it with a traceback, whatever its bytes are.
 
 Method: for every argument and option of every command, a command line that is right but for that one value, which is
-each of :data:`ODD` in turn: with ``LONG=1``, else every third one, beginning at another one for each argument.
+each of ``ARGUMENTS`` in turn: with ``LONG=1``, else every fourth one, beginning at another one for each argument.
 """
 
 from __future__ import annotations
@@ -20,22 +20,8 @@ from appliance.cli.faults import EXIT_STATUSES
 
 from ..support.command_line import Said, run, succeeding
 from ..support.long import LONG
+from ..support.odd_values import ARGUMENTS
 from ..support.server import Server
-
-ODD = {
-    "no UTF-8": os.fsdecode(b"\xdf"),
-    "no UTF-8 behind =": os.fsdecode(b"a=\xdf"),
-    "a pair without a name": "=",
-    "empty": "",
-    "more than 64 bits": "9" * 400,
-    "more than Python reads": "9" * 5000,
-    "the largest of 64 bits": str(2**63 - 1),
-    "no number": "nan",
-    "infinite": "inf",
-    "an escape": "\x1b[31m",
-    "other digits": "٣",
-    "a name of a host that is none": "a..b:1",
-}
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +96,8 @@ def commands(group: Any, *words: str) -> Iterator[tuple[str, Any]]:
             yield " ".join((*words, name)), command
 
 
+SHOWS_BYTES = {"consume", "tail", "log dump"}
+"""Their output is what messages contain, or what a format asks for."""
 COMMANDS = dict(commands(get_command(tree())))
 
 
@@ -150,11 +138,11 @@ def line(command: str, odd_param: Any, odd: str, data: str) -> list[str]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_odd_values_are_used_or_refused(appliance: Server, place: Path, command: str) -> None:
-    step = 1 if LONG else 3
+    step = 1 if LONG else 4
     for number, param in enumerate(COMMANDS[command].params, list(COMMANDS).index(command)):
         if param.param_type_name == "option" and param.is_flag:
             continue
-        for name, odd in list(ODD.items())[number % step :: step]:
+        for name, odd in list(ARGUMENTS.items())[number % step :: step]:
             if (command, param.name, name) == ("top", "count", "the largest of 64 bits"):
                 continue  # right, and without an end
             words = line(command, param, odd, str(appliance.data_dir))
@@ -163,6 +151,8 @@ def test_odd_values_are_used_or_refused(appliance: Server, place: Path, command:
             except Exception as error:
                 raise AssertionError(f"{words}: {name}: {error!r}") from error
             assert_told(words, said)
+            if command not in SHOWS_BYTES:
+                assert all(each.isprintable() for each in said.out.replace("\t", " ").split("\n")), (words, said.out)
 
 
 def assert_told(words: list[str], said: Said) -> None:
@@ -172,10 +162,10 @@ def assert_told(words: list[str], said: Said) -> None:
 
 
 @pytest.mark.parametrize("name", ["APPLIANCE_CONNECT", "APPLIANCE_DATA", "APPLIANCE_USER", "APPLIANCE_CA"])
-@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("odd", ARGUMENTS)
 def test_odd_values_of_the_environment_are_refused(place: Path, name: str, odd: str, monkeypatch: Any) -> None:
     monkeypatch.setenv("APPLIANCE_PASSWORD_FILE", "password")
-    monkeypatch.setenv(name, ODD[odd])
+    monkeypatch.setenv(name, ARGUMENTS[odd])
     at = ["--connect", "SASL_SSL://127.0.0.1:1"] if name in ("APPLIANCE_USER", "APPLIANCE_CA") else []
     words = ["topics", "list", *at]
     assert_told(words, run(*words, keep=(name,)))
