@@ -1,7 +1,9 @@
 """Loads certificate, key and authorities of the TLS listeners from their files, also again when they change.
 
 Only TLS 1.2 and 1.3 with OpenSSL's own choice of ciphers; no compression, no renegotiation, and no resumption: every
-connection shows its certificate, which is checked against the present files.
+connection shows its certificate, which is checked against the present files.  Resumption would spare a listener with a
+P-256 key, as ``make-certificates`` makes them, a tenth of its part of a handshake, and one with RSA half of it
+(``perf/handshakes.py``): so much as another key does.
 
 The supervisor loads the files first, so a start with wrong files fails, and workers inherit what was loaded.  Later the
 supervisor looks at the files now and then (:meth:`TlsFiles.have_changed`).  Files that cannot be used leave everything

@@ -151,7 +151,7 @@ def test_files_of_a_topic_that_was_created_again_are_not_called_damaged(
     topics.create(topic)
     topics.write(topic, [encode_values([b"again"], 5)])
     rest = Range(topic, 0, wanted.end // 2, wanted.end, wanted.log_end)
-    with pytest.raises(OffsetOutOfRange, match="created again meanwhile$"):  # what to do is for the reader to say
+    with pytest.raises(OffsetOutOfRange, match=r"created again meanwhile$"):  # what to do is for the reader to say
         values(access, rest, home)
 
 
