@@ -21,6 +21,7 @@ from ..config import KEYS, TopicSettings
 from ..errors import ApplianceError, BrokerAway, ProtocolFault, UnknownGroup, UnknownPartition, UnknownUser
 from ..owners import acting_as_owner
 from ..wire.sockets import LOCAL_SOCKET
+from . import output
 from .known_names import did_you_mean
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ ConnectOption = Annotated[
     typer.Option(
         "--connect",
         metavar="HOST:PORT",
-        help="Native listener of an appliance, SSL://HOST:PORT with TLS "
+        help="Native listener of an appliance, SSL:// or SASL_SSL://HOST:PORT with TLS and a login, which is that of "
+        "APPLIANCE_USER and APPLIANCE_PASSWORD_FILE "
         f"[dim](or APPLIANCE_CONNECT; else {KEYS['native.listen'].default})[/dim].",
     ),
 ]
@@ -113,9 +115,11 @@ def address(data: Path | None, connect: str | None) -> str:
         data = None if connect else data_dir(None)
     if connect is not None:
         try:
-            parse_listeners("native", connect)
+            listeners = parse_listeners("native", connect)
         except ValueError as error:
             raise typer.BadParameter(f"--connect {connect}: {error}") from None
+        if os.environ.get("APPLIANCE_USER") and not any(listener.sasl or listener.unix for listener in listeners):
+            output.remark(f"APPLIANCE_USER is not used: {connect} asks for no login, SASL_SSL://HOST:PORT would")
         return connect
     if data is None:
         return str(KEYS["native.listen"].default)

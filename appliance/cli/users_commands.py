@@ -6,6 +6,7 @@ see.  It does not leave this process: the appliance gets verifiers made from it 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from ..config_keys import DURATIONS_MS, parse_units
-from ..errors import BadValue
+from ..errors import BadValue, NotPermitted
 from ..security.accounts import EXPIRY_MS_MAX
 from . import output
 from .live_names import complete_users
@@ -50,6 +51,8 @@ def add(
         appliance users add alice --data /tmp/box
 
         appliance users add shipper --password-file shipper.password --data /tmp/box
+
+        appliance acl add --principal User:shipper --operation Write --topic web --data /tmp/box
     """
     _put(name, password_file, data, connect, as_json, new=True)
 
@@ -260,12 +263,19 @@ def _put(
     new_password = read_given_password(password_file, "--password-file") if password_file else _ask(name)
     check_password(new_password)
     verifiers = encode_verifiers(new_password.encode())
+    no_login = False
     with cluster(data, connect) as asked:
         asked.admin("put_user", {"name": name, "verifiers": verifiers, "new": new})
+        with contextlib.suppress(NotPermitted):
+            no_login = new and not any("SASL_" in text for text in asked.admin("status", {})["listeners"].values())
     if as_json:
         output.print_json({"name": name})
     else:
         output.say(f"added {name}" if new else f"changed the password of {name}")
+    if no_login:
+        output.remark(
+            'no listener asks clients for a login yet: kafka.listen = "SASL_SSL://HOST:9093" makes one that does'
+        )
 
 
 def _ask(name: str) -> str:

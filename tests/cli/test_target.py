@@ -48,3 +48,22 @@ def test_a_socket_of_a_killed_appliance_is_replaced(make_appliance: Callable[...
 def test_what_is_no_address(tmp_path: Path) -> None:
     said = run("topics", "list", "--connect", "TLS://host:1")
     assert said.status == 2 and "PLAINTEXT, SSL" in said.err
+
+
+def test_a_login_that_nobody_asks_for_is_told(
+    appliance: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topic: str
+) -> None:
+    """Else who has made a user, and gives its name, takes the user for who has written."""
+    password = tmp_path / "password"
+    password.touch(0o600)
+    password.write_text("a long password\n")
+    at = ("--connect", appliance.native)
+    made = succeeding("users", "add", topic, "--password-file", str(password), *at)
+    assert made.out == f"added {topic}\n" and made.err.startswith("no listener asks clients for a login yet: ")
+    assert succeeding("users", "password", topic, "--password-file", str(password), *at).err == ""
+    monkeypatch.setenv("APPLIANCE_USER", topic)
+    monkeypatch.setenv("APPLIANCE_PASSWORD_FILE", str(password))
+    told = succeeding("topics", "list", "--json", *at)
+    assert told.err == f"APPLIANCE_USER is not used: {appliance.native} asks for no login, SASL_SSL://HOST:PORT would\n"
+    assert isinstance(told.json, list)
+    assert succeeding("topics", "list", "--data", str(appliance.data_dir)).err == ""

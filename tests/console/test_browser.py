@@ -83,6 +83,8 @@ def test_lag_moves(page: Browser, server: Server) -> None:
         admin.commit("reports", {("web", 0): 0, ("web", 1): 0})
     page.evaluate("document.querySelector('tbody a').click()")
     page.wait("document.querySelectorAll('.table')[0].querySelectorAll('tbody tr').length === 2")
+    page.wait("document.querySelector('.alert h3')?.innerText.includes('group reports lags by')", "why it stands still")
+    assert page.evaluate("document.querySelector('tbody td[data-label=\"Read by\"]').innerText") == "nobody"
     shoot(page, "group")
 
 

@@ -40,6 +40,7 @@ function users() {
     label: "Users",
     sort: "name",
     nothing: "There are no users: nobody can log in with a password.",
+    note: el("p", { class: "note" }, "Users log in here, and as clients where a listener asks for it (SASL): the ", el("a", { href: route(""), text: "overview" }), " has the listeners. What they may do is said by ", el("a", { href: route("access", "rules"), text: "access rules" }), "."),
     keyOf: (row) => row.name,
     columns: [
       { name: "name", label: "User", head: true, value: (row) => row.name, show: (row) => bdi(row.name) },

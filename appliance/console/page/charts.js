@@ -88,6 +88,6 @@ export function charts(asked, kinds) {
 
 function told(times, values) {
   if (times.length === 0) return "The first points come when the console has run for two minutes.";
-  if (values.every((value) => value === null)) return "Nothing was measured: it has not been there for long, or there are too many to keep them all.";
+  if (values.every((value) => value === null)) return "Nothing is known yet: a minute or two pass before the first point. Or there are too many to keep them all.";
   return `${times.length} points since ${moment(times[0]).slice(0, 16)}, from the console's memory: they begin anew when it does.`;
 }

@@ -5,6 +5,7 @@ import { charts } from "./charts.js";
 import { act, ask, button, settingsOf } from "./dialogs.js";
 import { ago, badge, compact, count, duration, el, plural, route, setText, size } from "./dom.js";
 import { rows } from "./live.js";
+import { alertCard } from "./overview.js";
 import { session } from "./session.js";
 import { nearestFirst, settingsTable } from "./settings.js";
 import { Table } from "./table.js";
@@ -66,6 +67,8 @@ export function group(name) {
       { name: "id", label: "Id", show: (row) => el("bdi", { class: "id", text: row.id }) },
     ],
   });
+  const clientOf = new Map();
+  const wrong = el("div", { class: "alerts" });
   const offsets = new Table({
     label: "Offsets",
     sort: "place",
@@ -78,6 +81,7 @@ export function group(name) {
       { name: "bytes", label: "Lag, bytes", number: true, value: (row) => row.lag_bytes, show: (row) => size(row.lag_bytes) },
       { name: "lost", label: "Removed unread", number: true, value: (row) => row.lost_bytes, show: (row) => size(row.lost_bytes) },
       { name: "seconds", label: "Behind", number: true, value: (row) => row.lag_seconds, show: (row) => duration(row.lag_seconds) },
+      { name: "owner", label: "Read by", value: (row) => row.owner, show: (row) => el("bdi", { text: row.owner ? clientOf.get(row.owner) || row.owner : "nobody" }) },
     ],
   });
   const held = settingsTable();
@@ -88,7 +92,13 @@ export function group(name) {
     setText(about, row
       ? `${row.state} · ${plural(row.members, "member")} · lag ${compact(row.lag_messages)} messages, ${size(row.lag_bytes)}, ${duration(row.lag_seconds)} behind${stale(row)}`
       : rows("topics").size ? "There is no group of this name, or you may not see it." : "");
+    const found = (rows("alerts").get("") || []).filter((alert) => alert.what.startsWith(`group ${name} `));
+    if (JSON.stringify(found) !== wrong.dataset.shown) {
+      wrong.dataset.shown = JSON.stringify(found);
+      wrong.replaceChildren(...found.map(alertCard));
+    }
     if (!detail) return;
+    for (const member of detail.members) clientOf.set(member.id, member.client);
     members.update(new Map(detail.members.map((member) => [member.id, member])));
     offsets.update(new Map(detail.partitions.map((one) => [`${one.topic}-${one.partition}`, one])));
     held.update(nearestFirst(Object.entries(detail.settings).map(([key, value]) => ({ name: key, value, source: detail.sources[key] }))));
@@ -96,7 +106,7 @@ export function group(name) {
   };
   const behind = charts({ group: name }, [["lag_messages", "Lag, messages", compact], ["lag_seconds", "Behind", duration]]);
   const crumb = el("p", { class: "crumb" }, el("a", { href: route("groups"), text: "Groups" }));
-  const element = el("div", {}, crumb, heading, about,
+  const element = el("div", {}, crumb, heading, about, wrong,
     el("section", { "aria-labelledby": "offsets-title" }, el("h2", { id: "offsets-title", text: "Offsets and lag" }), offsets.element),
     el("section", { "aria-labelledby": "charts-title" }, el("h2", { id: "charts-title", text: "The last hours" }), behind.element),
     el("section", { "aria-labelledby": "members-title" }, el("h2", { id: "members-title", text: "Members" }), members.element),

@@ -1,6 +1,6 @@
 // The first view: what is wrong, how much comes in, how full the disk is.
 
-import { ago, badge, compact, count, el, empty, plural, rate, setText, size, svg } from "./dom.js";
+import { ago, badge, compact, count, el, empty, plural, rate, route, setText, size, svg } from "./dom.js";
 import { history, rows } from "./live.js";
 
 export function overview() {
@@ -30,7 +30,8 @@ export function overview() {
       el("dl", { class: "figures" },
         figure("messages", "Messages in"), figure("bytes", "Bytes in"), figure("topics", "Topics"), figure("groups", "Groups"), figure("disk", "Disk free")),
       meter),
-    el("section", { class: "card", "aria-labelledby": "rate-title" }, el("h2", { id: "rate-title", text: "Bytes in per second" }), chart, peak),
+    el("section", { class: "card", "aria-labelledby": "rate-title" }, el("h2", { id: "rate-title", text: "Bytes in per second" }), chart, peak,
+      el("p", { class: "note" }, el("a", { href: route("clients"), text: "Who sends how much" }), " · ", el("a", { href: route("topics"), text: "Into which topics" }))),
     el("section", { "aria-labelledby": "facts-title" }, el("h2", { id: "facts-title", text: "This appliance" }), facts),
   );
   const put = (name, value, note = "") => {
@@ -87,7 +88,8 @@ function sum(found, name) {
 
 const fact = (name, value) => [el("dt", { text: name }), el("dd", {}, value)];
 
-function alertCard(alert) {
+/** A finding of the list of conditions. */
+export function alertCard(alert) {
   return el("article", { class: `alert ${alert.level}` },
     el("h3", {}, el("span", { class: "level", text: alert.level }), " ", el("bdi", { text: alert.what })),
     alert.why ? el("p", {}, el("bdi", { text: alert.why })) : null,

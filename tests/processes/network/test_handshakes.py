@@ -229,7 +229,7 @@ def test_clients_log_in_over_tls(server: Server, files: Path, topic: str) -> Non
     password.touch(0o600)
     password.write_text("correct horse battery\n")
     data = ("--data", str(server.data_dir))
-    succeeding("users", "add", "web", "--password-file", str(password), *data)
+    assert succeeding("users", "add", "web", "--password-file", str(password), *data).err == "", "it can log in"
     settings = {
         "bootstrap.servers": server.address("kafka", "SASL_SSL"),
         "security.protocol": "sasl_ssl",
