@@ -466,13 +466,16 @@ class Connections:
                 self.close(connection)
 
     def check_timeouts(self) -> None:
-        """Close connections that are silent, or do not complete a frame."""
+        """Close connections that are silent, or do not complete a frame.
+
+        Nobody is silent who waits for us, except for a reply that it does not read.
+        """
         limits, now_ms = self._limits, self._turn.now_ms
         for connection in list(self.by_fd.values()):
             since_ms = connection.inbox.frame_since_ms
             if since_ms and now_ms - since_ms > limits.frame_ms_max and (connection.events or 0) & select.EPOLLIN:
                 self.disconnect(connection, "a frame was not completed within network.frame_ms_max")
-            elif now_ms - connection.active_ms > limits.idle_ms and (connection.out or not connection.requests):
+            elif now_ms - connection.active_ms > limits.idle_ms and (connection.out or not connection.is_waiting):
                 self.close(connection)
 
 

@@ -264,9 +264,12 @@ class WorkerConnection(Connection[Inbox, Pending]):
     @property
     def may_move(self) -> bool:
         """Whether nothing is outstanding: see :mod:`appliance.processes.handoff`."""
-        return not (
-            self.started or self.requests or self.out or self.stalled or self.inbox.starved or self.inbox.parked
-        )
+        return not (self.is_waiting or self.out)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether its client waits for us: for a reply, for a request to start, for memory."""
+        return bool(self.started or self.requests or self.stalled or self.inbox.starved or self.inbox.parked)
 
     def cancel_handoff(self) -> None:
         self.handoff_count.link = None  # it begins again

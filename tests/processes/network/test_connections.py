@@ -34,6 +34,7 @@ class Crowd:
         self.turn, self.epoll = Turn(), select.epoll()
         self.buffers = Buffers(memoryview(bytearray(BLOCK_BYTES)), 0)
         self.served: list[WorkerConnection] = []
+        self.may_start = True
         self.connections = Connections(
             *(self.turn, self.epoll, self.buffers, NetworkSection(), ColdReads(threads_max=0)),
             handlers={Fetch: self._fetch},
@@ -56,8 +57,9 @@ class Crowd:
         return connection, far
 
     def _fetch(self, connection: WorkerConnection, request: Any, start: int, frame: memoryview) -> bool:
-        self.served.append(connection)
-        return True
+        if self.may_start:
+            self.served.append(connection)
+        return self.may_start
 
     def later(self, ms: int) -> None:
         self.turn.now_ms += ms
@@ -91,6 +93,20 @@ def test_starved_connections_are_served_in_the_order_in_which_they_came_administ
     crowd.connections.feed_waiting()
     assert crowd.served == [administrator, first, second] and not crowd.connections.waits_for_memory
     assert all(connection.events & select.EPOLLIN for connection, _ in clients)
+
+
+@pytest.mark.parametrize("waits_for", ["the first rules", "memory"])
+def test_a_client_that_waits_for_us_is_not_silent(crowd: Crowd, waits_for: str) -> None:
+    (waiting, far), (silent, _) = crowd.client(), crowd.client()
+    in_writers_hands = crowd.buffers.arena.allocate(BLOCK_BYTES) if waits_for == "memory" else None
+    crowd.may_start = False
+    far.sendall(FETCH)
+    crowd.connections.read(waiting)
+    crowd.later(NetworkSection().idle_ms + 1)
+    crowd.connections.check_timeouts()
+    assert silent.closed and not waiting.closed
+    if in_writers_hands is not None:
+        in_writers_hands.drop()
 
 
 def test_a_wait_for_memory_is_counted_from_its_beginning_to_its_end(crowd: Crowd) -> None:
