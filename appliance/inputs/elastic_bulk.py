@@ -135,10 +135,8 @@ class ElasticBulk:
         yield from groups.values()
 
     def accepted(self, request: HttpRequest, outcome: RequestOutcome) -> HttpAnswer:
-        refused = outcome.refused
-        if len(refused) == len(self._items) and all(status in RETRY_AFTER_S for status, _ in refused.values()):
-            return self.fault(request, *next(iter(refused.values())))  # clients do not send items of 503 again
         prefix = os.urandom(9).hex()
+        refused = outcome.refused
         items = [_row(item, f"{prefix}{number}", refused.get(number)) for number, item in enumerate(self._items)]
         return _answer(200, encode_json({"took": 0, "errors": bool(refused), "items": items}))
 
@@ -220,6 +218,8 @@ def _row(item: _Item, new_id: str, refused: tuple[int, str] | None) -> dict[str,
         }
     else:
         status, reason = refused
+        if status in RETRY_AFTER_S:  # what all clients send again; some drop the items of a request that is 503 itself
+            status = 429
         row |= {"status": status, "error": {"type": _OF_ITEM.get(status, "exception"), "reason": reason}}
     return {item.action: row}
 
