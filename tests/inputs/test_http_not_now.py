@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
+import resource
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +20,7 @@ from appliance.client import Admin
 from appliance.inputs.bodies import CROWDED, RETRY_AFTER_S
 from appliance.inputs.http import ANSWER_MS_MAX
 from appliance.inputs.http_connection import LOBBY_MAX
+from appliance.processes.http_server import ACCEPT_PAUSE_S
 
 from ..support.server import stopped, wait_for
 from ..support.small_machine import fill, small_machine
@@ -160,3 +164,37 @@ def _is_refused(web: Box) -> bool:
     """Whether all places are taken by now; else this one is not taken for logs."""
     reply = web.send("few", path="/v1/logs", method="GET")
     return reply.status == 503 and CROWDED in reply.text
+
+
+def test_who_gives_way_in_the_middle_of_a_request_hears_why(web: Box) -> None:
+    with contextlib.ExitStack() as held:
+        crowd = [held.enter_context(socket.create_connection(web.address("few"), 60)) for _ in range(4)]
+        for sock in crowd:
+            sock.sendall(b"POST / HTTP/1.1\r\nhost: x\r\n")
+        assert web.send("few", "one more").status == 200
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while data := crowd[0].recv(65536):
+                answer += data
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: %d\r\n" % RETRY_AFTER_S[503] in answer
+        assert answer.endswith(CROWDED.encode() + b"\n")
+        crowd[3].sendall(b"content-length: 1\r\n\r\nz")
+        assert crowd[3].recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_without_descriptors_it_is_told_once_and_goes_on_when_there_are_some(web: Box) -> None:
+    assert web.send("few", "first").status == 200
+    pid = web.pid("few")
+    used = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    least = next(number for number in itertools.count() if number not in used)
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (least, limits[1]))
+    try:
+        until_s = time.monotonic() + 2.5 * ACCEPT_PAUSE_S
+        with socket.create_connection(web.address("few"), 60):
+            wait_for(lambda: time.monotonic() > until_s, "it to be tried several times")
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    assert web.send("few", "again").status == 200
+    assert web.server.log().count("a connection to inputs.few is not accepted") == 1
