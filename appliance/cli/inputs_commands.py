@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -24,6 +24,7 @@ from .service_commands import ConfigOption, OverridesOption
 from .target import ConnectOption, DataOption, JsonOption, address, cluster, data_dir, running_dir
 
 if TYPE_CHECKING:
+    from ..client import Consumer
     from ..inputs.ledger import LedgerReading, LedgerRow
     from ..processes.messages import InputStats
 
@@ -382,86 +383,92 @@ def find(
 
         appliance inputs find /var/log/syslog --text "Out of memory" --since -1d --data /tmp/box
     """
-    from ..client import Consumer
-    from ..inputs.ledger import LedgerReading, published_rows, shown_name
-    from ..inputs.line_search import LineSearch, check_places
+    from ..inputs.ledger import LedgerReading, shown_name
 
     if (line is None) == (text is None):
         raise typer.BadParameter("say which line: by --line or by --text")
-    name = shown_name(source)
     listener = address(data, connect)
     topics = _topics(listener)
     if topic not in topics:
         raise UnknownPartition(f"there is no topic {topic}: no input has published anything yet")
     reading = LedgerReading(until_ms=now_ms() + FIND_MS_MAX)
-    if line is None:
-        _find_text(name, text or "", listener, topics, topic, (since, until), reading, as_json=as_json)
-        return
-    search = LineSearch(name, line)
-    with Consumer(listener, client_name="appliance-inputs") as consumer:
-        times = _timestamp("--since", since), _timestamp("--until", until)
-        for row in published_rows(consumer, topic, times[0], reading, source=name, until=times[1]):
-            search.add(row)
-        places = search.places()
-        states = check_places(consumer, places, topics)
-    rest = "; not all of it was read: give a later --since, or an earlier --until" if reading.is_cut else ""
+    search = _Search(shown_name(source), topic, since, until, listener, topics, reading)
+    columns, rows = _find_text(search, text or "") if line is None else _find_line(search, line)
+    output.print_rows(rows, columns, as_json=as_json)
+
+
+class _Search(NamedTuple):
+    """What `find` looks for, and where: the source ``name`` in rows of the topic ``ledger``."""
+
+    name: str
+    ledger: str
+    since: str
+    until: str
+    listener: str
+    topics: Collection[str]
+    reading: LedgerReading
+
+    def rows(self, consumer: Consumer) -> Iterator[LedgerRow]:
+        from ..inputs.ledger import published_rows
+
+        since, until = _timestamp("--since", self.since), _timestamp("--until", self.until)
+        return published_rows(consumer, self.ledger, since, self.reading, source=self.name, until=until)
+
+
+def _find_line(search: _Search, line: int) -> tuple[list[str], list[dict[str, Any]]]:
+    from ..client import Consumer
+    from ..inputs.line_search import LineSearch, check_places
+
+    line_search = LineSearch(search.name, line)
+    with Consumer(search.listener, client_name="appliance-inputs") as consumer:
+        for row in search.rows(consumer):
+            line_search.add(row)
+        places = line_search.places()
+        states = check_places(consumer, places, search.topics)
+    rest = "; not all of it was read: give a later --since, or an earlier --until" if search.reading.is_cut else ""
     if not places:
         raise InvalidRequest(
-            f"the ledger has no line {line} of {name} since {since}: {search.why_nowhere()}{rest};"
+            f"the ledger has no line {line} of {search.name} since {search.since}: {line_search.why_nowhere()}{rest};"
             " `appliance inputs ledger` shows which sources it has"
         )
-    shown = [
+    rows = [
         {"topic": place.block.topic, "partition": place.block.partition, "offset": place.offset,
          "to_offset": place.to_offset, "message": states[place], "life": place.life, "from_byte": place.block.start,
          "to_byte": place.block.stop, "at": _moment(place.minute)}
         for place in places
     ]  # fmt: skip
-    columns = ["topic", "partition", "offset", "to_offset", "message", "life", "at"]
-    output.print_rows(shown, columns, as_json=as_json)
+    return ["topic", "partition", "offset", "to_offset", "message", "life", "at"], rows
 
 
-def _find_text(
-    name: str,
-    text: str,
-    listener: str,
-    topics: Collection[str],
-    ledger_topic: str,
-    times: tuple[str, str],
-    reading: LedgerReading,
-    *,
-    as_json: bool,
-) -> None:
+def _find_text(search: _Search, text: str) -> tuple[list[str], list[dict[str, Any]]]:
     from ..client import Consumer
-    from ..inputs.ledger import published_rows
     from ..inputs.text_search import TextSearch
 
     if not text:
         raise typer.BadParameter("--text: must not be empty")
-    search = TextSearch(text, topics, TEXT_MATCHES_MAX, now_ms() + FIND_MS_MAX)
-    since, until = _timestamp("--since", times[0]), _timestamp("--until", times[1])
-    with Consumer(listener, client_name="appliance-inputs") as consumer:
-        for row in published_rows(consumer, ledger_topic, since, reading, source=name, until=until):
-            search.add(row)
-        matches = search.matches(consumer)
+    text_search = TextSearch(text, search.topics, TEXT_MATCHES_MAX, now_ms() + FIND_MS_MAX)
+    with Consumer(search.listener, client_name="appliance-inputs") as consumer:
+        for row in search.rows(consumer):
+            text_search.add(row)
+        matches = text_search.matches(consumer)
     rest = "not all of its messages are there, or could be read: give a later --since, or an earlier --until"
-    is_cut = search.is_cut or reading.is_cut
+    is_cut = text_search.is_cut or search.reading.is_cut
     if not matches:
         raise InvalidRequest(
-            f"no line of {name} that the ledger has since {times[0]} has this text{f'; {rest}' if is_cut else ''};"
-            " `appliance inputs ledger` shows which sources it has"
+            f"no line of {search.name} that the ledger has since {search.since} has this text"
+            f"{f'; {rest}' if is_cut else ''}; `appliance inputs ledger` shows which sources it has"
         )
-    shown = [
+    if is_cut:
+        output.remark(rest)
+    elif len(matches) == TEXT_MATCHES_MAX:
+        output.remark(f"these are the first {TEXT_MATCHES_MAX}; there may be more")
+    rows = [
         {"line": match.line, "topic": match.block.block.topic, "partition": match.block.block.partition,
          "offset": match.offset, "life": match.block.life, "at": _moment(match.block.minute),
          "text": match.value.decode("utf-8", "backslashreplace")}
         for match in matches
     ]  # fmt: skip
-    columns = ["line", "topic", "partition", "offset", "life", "at", "text"]
-    output.print_rows(shown, columns, as_json=as_json)
-    if is_cut:
-        output.remark(rest)
-    elif len(matches) == TEXT_MATCHES_MAX:
-        output.remark(f"these are the first {TEXT_MATCHES_MAX}; there may be more")
+    return ["line", "topic", "partition", "offset", "life", "at", "text"], rows
 
 
 def ship(

@@ -10,13 +10,13 @@ Everything here but the producer's callbacks runs in one asyncio loop.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ..client import Admin, Producer
 from ..errors import ApplianceError
+from ..processes.clock import now_ms
 from ..records.partitioner import partition_for
 
 DELIVERY_TIMEOUT_MS: Final = 24 * 3600 * 1000
@@ -87,7 +87,7 @@ class Outlet:
         """What has kept a topic from taking anything for so long, such as a full disk; what was sent still waits."""
         for trouble in self._producer.troubles():
             part = trouble.topic_partition
-            if (part is None or part[0] == topic) and time.monotonic() - trouble.since_s >= lasting_s:
+            if (part is None or part[0] == topic) and now_ms() / 1000 - trouble.since_s >= lasting_s:
                 return trouble.error
         return None
 

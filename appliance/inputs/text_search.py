@@ -92,7 +92,8 @@ class TextSearch:
         is_own = False
         while there:
             messages = consumer.poll(timeout=FETCH_S, messages_max=10_000)
-            if not messages or now_ms() >= self._until_ms:
+            is_at_end = not messages and consumer.position(*part) >= end  # what is missing was compacted
+            if is_at_end or now_ms() >= self._until_ms:
                 self.is_cut = True
                 return
             for message in messages:

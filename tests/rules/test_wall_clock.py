@@ -51,8 +51,7 @@ USES = {
     ("console/topic_rows.py", "TopicRows._load"): "compared for being equal: has the file changed?",
     ("console/visitors.py", "Visitors._refresh"): "compared for being equal: has the file changed?",
     ("data_directory/backup.py", "_Copy._copy"): "a copy keeps the time of its file",
-    ("inputs/files.py", "FilesInput._find"): "compared for being equal: has the file changed?",
-    ("inputs/generation_reader.py", "GenerationReader._is_whole"): "compared for being equal: has the file changed?",
+    ("inputs/generation.py", "FileState.of"): "compared for being equal: has the file changed?",
     ("inputs/rotated_files.py", "RotatedFiles.files_to_read"): "which rotated files are younger than the scans before:"
     " a jump between two scans changes nothing, one back while nothing runs leaves out those that no `include` matches",
     ("inputs/files.py", "FilesInput.__init__"): "as files_to_read",
