@@ -58,7 +58,7 @@ def test_every_key_that_bounds_something_has_a_row() -> None:
 
 
 NO_BOUNDS = {
-    *("alerts.look_ms", "disk.check_ms", "scrub.every_ms"),
+    *("alerts.look_ms", "console.chart_ms", "disk.check_ms", "scrub.every_ms"),
     *("topics.flush.bytes", "topics.flush.ms", "topics.index.interval.bytes"),
 }
 """How often something is done."""
