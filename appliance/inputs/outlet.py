@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ..client import Admin, Producer
+from ..clock import now_ms
 from ..errors import ApplianceError
-from ..processes.clock import now_ms
 from ..records.partitioner import partition_for
 
 DELIVERY_TIMEOUT_MS: Final = 24 * 3600 * 1000

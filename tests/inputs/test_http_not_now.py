@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from appliance.processes.http_server import ACCEPT_PAUSE_S
 
 from appliance.client import Admin
 from appliance.inputs.bodies import CROWDED, RETRY_AFTER_S
 from appliance.inputs.http import ANSWER_MS_MAX
 from appliance.inputs.http_connection import LOBBY_MAX
-from appliance.processes.http_server import ACCEPT_PAUSE_S
 
 from ..support.server import stopped, wait_for
 from ..support.small_machine import fill, small_machine
