@@ -531,8 +531,10 @@ def _disk(seen: Seen) -> Iterator[Finding]:
         full_s = rates.full_s if rates.full_s is not None else float("inf")
         if full_s < conditions.FULL_WITHIN_S or disk.free + trash < conditions.FREE_SHARE * disk.size:
             grows = f", logs grow by {size(int(rates.growth))}/s" if rates.growth else ""
-            until = f" in {duration(full_s)} at this rate" if full_s < conditions.FULL_WITHIN_S else " soon"
-            yield _finding(conditions.DISK_FILLS_UP, f"the disk is full{until}", free + grows, _make_room(seen))
+            soon = full_s < conditions.FULL_WITHIN_S
+            until = f" in {duration(full_s)} at this rate" if soon else " soon"
+            todo = _make_room(seen) + (f"; {seen.command('clients')} shows who sends how much" if soon else "")
+            yield _finding(conditions.DISK_FILLS_UP, f"the disk is full{until}", free + grows, todo)
 
 
 def _make_room(seen: Seen) -> str:

@@ -141,6 +141,7 @@ def test_deleted_topics_are_room_on_the_disk() -> None:
     web = [partition("web", end=100 << 20)]
     grows = only(sample(), sample(1.0, partitions=web, trash={"topics": 1, "bytes": 50 * GIB}))
     assert grows.what == "the disk is full in 17 min at this rate"
+    assert grows.todo.endswith("shows who sends how much") and "`appliance clients" in grows.todo
 
 
 def test_a_death_is_a_warning_for_a_while_and_several_are_worse() -> None:
