@@ -121,7 +121,7 @@ USES = {
     ("security/bearer_tokens.py", "BearerTokens.__init__"): "which tokens are good, as their provider's clock says",
     ("processes/network/logins.py", "Logins.__init__"): "which tokens are good, as their provider's clock says",
     ("processes/network/logins.py", "Logins._log_in"): "how long a session lasts, on a steady clock",
-    ("metrics/alerting.py", "Delivery.__init__"): "how old an alert is: after a jump one that waits is given up",
+    ("metrics/alerting.py", "AlertDelivery.__init__"): "how old an alert is: after a jump one that waits is given up",
     ("cli/offsets_command.py", "offsets"): "what an age and a time of today mean to whoever asks",
     ("cli/diagnosis/report_parts.py", "_sizes"): SHOWN,
     ("processes/supervisor/workers.py", "Workers._write_clients"): SHOWN,

@@ -1,8 +1,8 @@
 """Admits requests: asks the rights of their client, and whether it uses more than its quotas, before they start.
 
 One place decides for all requests of clients that are logged in or need no login: the handlers stand behind its
-questions (:meth:`Admission.guard`).  Before a login, ``Connections`` lets nothing else through.  Parts of a request
-that the client has no right to are noted in it (``denied``), and the handler answers them with
+questions (:meth:`Admission.fill_handlers`).  Before a login, ``Connections`` lets nothing else through.  Parts of a
+request that the client has no right to are noted in it (``denied``), and the handler answers them with
 TOPIC_AUTHORIZATION_FAILED.  What the coordinator answers it checks itself, by the same rules.
 
 The rules come with the snapshot (:mod:`appliance.processes.snapshot`).  Until it has come, no request starts: without
