@@ -91,7 +91,7 @@ ACTS = {
     ("shared/memory.py", "unlink_all"): "objects of this instance, whose directory lock is held",
     # ---- ZooKeeper
     ("processes/coordinator/member_registration.py", "_delete_own"): OURS,
-    ("zookeeper/claims.py", "claim"): "claims of an earlier session of this broker and instance; " + VERSION,
+    ("zookeeper/claims.py", "_claim"): "claims of an earlier session of this broker and instance; " + VERSION,
     ("zookeeper/claims.py", "offset_requests"): "an offset that a client deletes, under a claim on its group",
     ("zookeeper/claims.py", "expire"): "offsets that are old by the trusted time, under a claim; " + VERSION,
     ("zookeeper/claims.py", "save"): "what was stored of members that have gone, under a claim on their group",
