@@ -33,6 +33,10 @@ class Alarms:
                 self._heap = [(when_ms, name) for name, when_ms in self._alarm_of.items()]
                 heapq.heapify(self._heap)
 
+    def get(self, name: str) -> int | None:
+        """When ``name`` comes, if it was set."""
+        return self._alarm_of.get(name)
+
     def drop(self, name: str) -> None:
         self._alarm_of.pop(name, None)
 

@@ -40,7 +40,7 @@ from .messages import Limits, MemberReply
 from .migration import Migration
 from .snapshot_writes import SnapshotWrites
 from .snapshots import ClassicSnapshot
-from .store import GroupStore, RegisteredMember
+from .store import GroupStore, RegisteredGroup, RegisteredMember
 
 WITHOUT_LEASE_S = 0.1
 """How often the lease is checked while it is over and members' deadlines may not be enforced."""
@@ -73,6 +73,7 @@ class GroupCoordinator:
         self.limits, self.new_id = limits, new_id
         self._store = store
         self._writes = SnapshotWrites(store, _answer)
+        self._looks: dict[str, asyncio.Future[RegisteredGroup | None]] = {}
         self._waits_max = limits.waits_max
         self._waiting = 0
         self._led = True
@@ -170,10 +171,16 @@ class GroupCoordinator:
     async def has_native_members(self, group: str) -> bool:
         """Whether members at the native listener use the group: both they and Kafka's would assign its partitions.
 
+        However many ask at the same time, the store is asked once: a thousand members may join a new group together.
+
         Raises:
             ApplianceError: it cannot be looked up now.
         """
-        registered = await self._store.group(group)
+        look = self._looks.get(group)
+        if look is None:
+            look = self._looks[group] = asyncio.ensure_future(self._store.group(group))
+            look.add_done_callback(lambda _: self._looks.pop(group))
+        registered = await asyncio.shield(look)
         return registered is not None and registered.native and bool(registered.members)
 
     def _restore(self, group: str, stored: bytes) -> None:

@@ -130,14 +130,19 @@ class Group:
         return self.roster.size
 
     def next_deadline_ms(self) -> int | None:
-        deadlines = self.roster.deadlines_ms()
+        return min([*self.roster.deadlines_ms(), *self._own_deadlines_ms()], default=None)
+
+    def earliest_new_ms(self, now_ms: int) -> int:
+        """No deadline that was set now is before this; unlike the next one, it is found without asking all members."""
+        new_ms = [now_ms + self.roster.session_ms_min, *self._own_deadlines_ms()]
+        return min([*new_ms, now_ms + self.limits.id_wait_ms] if self.roster.expected else new_ms)
+
+    def _own_deadlines_ms(self) -> list[int]:
+        """Those of the group as a whole."""
         if self.state is GroupState.PREPARING:
-            deadlines.append(self._deadlines.rebalance_ms)
-            if self._deadlines.delay_ms is not None:
-                deadlines.append(self._deadlines.delay_ms)
-        elif self.state is GroupState.COMPLETING:
-            deadlines.append(self._deadlines.sync_ms)
-        return min(deadlines, default=None)
+            delay_ms = self._deadlines.delay_ms
+            return [self._deadlines.rebalance_ms] + ([] if delay_ms is None else [delay_ms])
+        return [self._deadlines.sync_ms] if self.state is GroupState.COMPLETING else []
 
     # -- what survives the coordinator ----------------------------------------------------------------
 
@@ -225,7 +230,7 @@ class Group:
 
     def leave(self, member_id: str, instance: str | None, now_ms: int) -> Code:
         """Remove a member; an administrator names a static member by its instance alone (``member_id`` empty)."""
-        if instance is None and self.roster.expected.pop(member_id, None) is not None:
+        if instance is None and self.roster.forget_expected(member_id):
             self._complete_if_ready(now_ms)
             return Code.NONE
         if instance is not None and not member_id:
@@ -280,7 +285,8 @@ class Group:
         """Remove all members, and answer their waiting requests with ``error``; the group is deleted, or has moved."""
         for member in list(self.members.values()):
             self._remove(member, error)
-        self.roster.expected.clear()
+        for member_id in list(self.roster.expected):
+            self.roster.forget_expected(member_id)
         self.state = GroupState.DEAD
 
     # -- joining --------------------------------------------------------------------------------------
@@ -291,7 +297,8 @@ class Group:
             return
         member_id = join.new_member_id(self.new_id())
         if join.id_wanted and join.instance is None:
-            self.roster.expected[member_id] = now_ms + min(join.session_ms, self.limits.id_wait_ms)
+            ends_ms = now_ms + min(join.session_ms, self.limits.id_wait_ms)
+            self.roster.expect(member_id, join.session_ms, ends_ms)
             self.answer(token, Joined(Code.MEMBER_ID_REQUIRED, member_id))
         else:
             self._add(member_id, token, join, now_ms)
@@ -324,7 +331,7 @@ class Group:
     def _update(self, member: Member, token: Token, join: Join) -> None:
         if len(self.members) == 1:
             self.protocol_type = join.protocol_type
-        member.update(join)
+        self.roster.update_member(member, join)
         if member.joining is not None:  # the client gave that request up and sent another one
             self.answer(member.joining, Joined(Code.REBALANCE_IN_PROGRESS, member.id))
         member.joining = token
@@ -362,7 +369,7 @@ class Group:
         if self.state is not GroupState.PREPARING:
             for member in self.members.values():
                 if self.state is GroupState.COMPLETING:
-                    member.assign(b"")
+                    self.roster.assign(member, b"")
                 if member.syncing is not None:
                     self._answer_sync(member, Synced(Code.REBALANCE_IN_PROGRESS), now_ms)
             delay_ms = self.limits.initial_delay_ms if self.state is GroupState.EMPTY else 0
@@ -374,8 +381,9 @@ class Group:
     def _complete_if_ready(self, now_ms: int) -> None:
         if self.state is not GroupState.PREPARING:
             return
-        awaited = any(member.joining is None for member in self.members.values()) or self.roster.expected
-        if not self.members or (not awaited and self._deadlines.delay_ms is None):
+        if self.members and (self._deadlines.delay_ms is not None or self.roster.expected):
+            return
+        if all(member.joining is not None for member in self.members.values()):
             self._begin_generation(now_ms)
 
     def _begin_generation(self, now_ms: int) -> None:
@@ -399,7 +407,7 @@ class Group:
         self._unsynced = set(self.members)
         self._deadlines.begin_sync(now_ms, self.roster.rebalance_ms)
         for member in self.members.values():
-            member.assign(b"")
+            self.roster.assign(member, b"")
         for member in present:
             token, member.joining = member.joining, None
             member.renew(now_ms)
@@ -408,7 +416,7 @@ class Group:
     def _assign(self, assignments: dict[str, bytes], now_ms: int) -> None:
         self.state, self.registered, self.saved = GroupState.STABLE, False, False
         for member in self.members.values():
-            member.assign(assignments.get(member.id, b""))
+            self.roster.assign(member, assignments.get(member.id, b""))
             if member.syncing is not None:
                 self._answer_sync(member, _synced(self, member), now_ms)
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import Final
 
 from ..wire.kafka.codes import Code
-from .messages import MEMBER_BYTES, Join, Metadata, Token, metadata_bytes
+from .messages import MEMBER_BYTES, SESSION_MS_MAX, Join, Metadata, Token, metadata_bytes
 
 
 @dataclass(slots=True)
 class Member:
     """One member.  ``joining`` and ``syncing``: the tokens of its unanswered requests.
 
-    ``size``: bytes kept for it.  ``offered``: the names of its protocols.  Both are kept, since every request to a
-    group asks them of all its members.
+    ``size``: bytes kept for it.  ``offered``: the names of its protocols.  Only :class:`Members` may change a member
+    that it has, since it keeps sums of both.
     """
 
     id: str
@@ -78,22 +76,21 @@ class Member:
         return next((offer.data for offer in self.protocols if offer.protocol == protocol), b"")
 
 
-_SIZE: Final[Callable[[Member], int]] = attrgetter("size")
-
-
 @dataclass(slots=True)
 class Members:
-    """All members.  ``static``: the id of each instance name; ``expected``: given ids, with their deadlines."""
+    """All members.  ``static``: the id of each instance name; ``expected``: given ids, with their deadlines.
+
+    ``size``: bytes kept for all.  ``session_ms_min``: no member's session, and no given id's, is shorter.  Requests of
+    a thousand members ask for these, so that they are kept, and not looked for in all members.
+    """
 
     by_id: dict[str, Member] = field(default_factory=dict)
     static: dict[str, str] = field(default_factory=dict)
     expected: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        """Bytes kept for all members."""
-        expected_bytes = sum(MEMBER_BYTES + len(member_id) for member_id in self.expected)
-        return expected_bytes + sum(map(_SIZE, self.by_id.values()))
+    size: int = 0
+    session_ms_min: int = SESSION_MS_MAX
+    _offered: Counter[str] = field(default_factory=Counter)
+    """How many members offer each protocol."""
 
     @property
     def rebalance_ms(self) -> int:
@@ -109,7 +106,8 @@ class Members:
 
     def late(self, now_ms: int) -> set[str]:
         """Forget given ids whose time is over; return the members whose sessions have ended."""
-        self.expected = {id: ends_ms for id, ends_ms in self.expected.items() if ends_ms > now_ms}
+        for member_id in [id for id, ends_ms in self.expected.items() if ends_ms <= now_ms]:
+            self.forget_expected(member_id)
         return {member.id for member in self.by_id.values() if not member.waits and member.expires_ms <= now_ms}
 
     def check_member(self, member_id: str, instance: str | None) -> Code:
@@ -122,16 +120,50 @@ class Members:
                 return Code.FENCED_INSTANCE_ID
         return Code.NONE if member_id in self.by_id else Code.UNKNOWN_MEMBER_ID
 
+    def expect(self, member_id: str, session_ms: int, ends_ms: int) -> None:
+        """Note an id that was given to a client, until it joins with it."""
+        self.expected[member_id] = ends_ms
+        self.size += MEMBER_BYTES + len(member_id)
+        self.session_ms_min = min(self.session_ms_min, session_ms)
+
+    def forget_expected(self, member_id: str) -> bool:
+        """Whether such an id was given."""
+        if self.expected.pop(member_id, None) is None:
+            return False
+        self.size -= MEMBER_BYTES + len(member_id)
+        return True
+
     def add_member(self, member: Member) -> None:
-        self.expected.pop(member.id, None)
+        self.forget_expected(member.id)
         self.by_id[member.id] = member
         if member.instance is not None:
             self.static[member.instance] = member.id
+        self._count(member, 1)
 
     def remove_member(self, member: Member) -> None:
         del self.by_id[member.id]
         if member.instance is not None:
             del self.static[member.instance]
+        self._count(member, -1)
+
+    def update_member(self, member: Member, join: Join) -> None:
+        """Take what a member that joins again has said."""
+        self._count(member, -1)
+        member.update(join)
+        self._count(member, 1)
+
+    def assign(self, member: Member, assignment: bytes) -> None:
+        self.size -= member.size
+        member.assign(assignment)
+        self.size += member.size
+
+    def _count(self, member: Member, sign: int) -> None:
+        self.size += sign * member.size
+        self.session_ms_min = min(self.session_ms_min, member.session_ms)
+        for protocol in member.offered:
+            self._offered[protocol] += sign
+            if not self._offered[protocol]:  # names that a client invents are not remembered
+                del self._offered[protocol]
 
     # -- the protocol that all share ------------------------------------------------------------------
 
@@ -139,11 +171,13 @@ class Members:
         """Whether all members would share a protocol.  ``own_id``: the member whose offers these replace."""
         if not join.protocol_type or not join.protocols:
             return False
-        others = [member.offered for member in self.by_id.values() if member.id != own_id]
+        own = self.by_id.get(own_id)
+        others = len(self.by_id) - (own is not None)
         if not others:
             return True
+        own_offers = own.offered if own is not None else frozenset()
         return join.protocol_type == protocol_type and any(
-            all(offer.protocol in offered for offered in others) for offer in join.protocols
+            self._offered[offer.protocol] - (offer.protocol in own_offers) == others for offer in join.protocols
         )
 
     def elect_protocol(self) -> str:

@@ -236,6 +236,8 @@ class ClassicGroups:
         self._groups[name] = group
         self._emptied.pop(name, None)
         self._sizes[name] = size
-        deadline_ms = group.next_deadline_ms()
-        assert deadline_ms is not None, "a group with members always waits for something"
-        self._alarms.set(name, deadline_ms)
+        alarm_ms = self._alarms.get(name)
+        if alarm_ms is None or alarm_ms > group.earliest_new_ms(now_ms):  # it comes before the older ones anyway
+            deadline_ms = group.next_deadline_ms()
+            assert deadline_ms is not None, "a group with members always waits for something"
+            self._alarms.set(name, deadline_ms)

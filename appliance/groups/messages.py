@@ -13,6 +13,7 @@ Token = Any
 
 MEMBER_BYTES: Final = 1024
 """Memory of a member besides the bytes that it sends, rounded up; a given id that has not joined counts as one."""
+SESSION_MS_MAX: Final = 30 * 60_000
 PART_BYTES: Final = 512
 """Memory of a partition that is assigned to a member of the consumer protocol, rounded up."""
 
@@ -40,7 +41,7 @@ class Limits:
     bytes_max: int = 128 * 1024 * 1024
     waits_max: int = 4_096
     session_ms_min: int = 1_000
-    session_ms_max: int = 30 * 60_000
+    session_ms_max: int = SESSION_MS_MAX
     rebalance_ms_max: int = 60 * 60_000
     initial_delay_ms: int = 100
     id_wait_ms: int = 3_000

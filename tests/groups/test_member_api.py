@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -53,5 +54,23 @@ def test_members_of_both_listeners_do_not_mix() -> None:
         assert (await client.join()).error_code == Code.INCONSISTENT_GROUP_PROTOCOL
         cluster.away = True
         assert (await client.join()).error_code == Code.COORDINATOR_NOT_AVAILABLE, "nobody knows"
+
+    run(scenario())
+
+
+def test_however_many_join_a_new_group_together_it_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        cluster = FakeCluster()
+        look, looks = cluster.group, []
+
+        async def slow(name: str) -> RegisteredGroup | None:
+            looks.append(name)
+            await asyncio.sleep(0)
+            return await look(name)
+
+        monkeypatch.setattr(cluster, "group", slow)
+        client = Client(cluster, initial_delay_ms=50)
+        joined = await asyncio.gather(*(client.join(version=2) for _ in range(20)))
+        assert {reply.error_code for reply in joined} == {Code.NONE} and looks == ["g"]
 
     run(scenario())

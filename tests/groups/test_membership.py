@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import count
 
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from appliance.groups.group_state import GroupState
-from appliance.groups.members import Member
+from appliance.groups.members import Member, Members
 from appliance.groups.membership import EMPTY_MS, ClassicGroups
-from appliance.groups.messages import Join, Joined, Limits, Metadata, Sync
+from appliance.groups.messages import MEMBER_BYTES, Join, Joined, Limits, Metadata, Sync
 from appliance.groups.snapshots import ClassicSnapshot, decode, encode
 from appliance.wire.kafka.codes import Code
 
@@ -55,6 +56,31 @@ def test_what_is_refused_before_any_group_exists(join: Join, error: Code) -> Non
     members = membership()
     assert first_error(members, join) is error
     assert members.names() == []
+
+
+def test_a_request_does_not_look_at_all_members_of_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a rebalance costs in proportion to its members.  Method: count how often all deadlines are collected."""
+    collected: list[int] = []
+    deadlines_ms = Members.deadlines_ms
+
+    def counted(roster: Members) -> list[int]:
+        collected.append(len(roster.by_id))
+        return deadlines_ms(roster)
+
+    monkeypatch.setattr(Members, "deadlines_ms", counted)
+    members = membership(Limits(initial_delay_ms=100))
+    for number in range(200):
+        members.join(number, "g", a_join(client_id=str(number)), number)
+    members.tick(299)
+    joined = [reply for *_, reply in members.take_replies()]
+    assert len(joined) == 200
+    for reply in joined:
+        assert isinstance(reply, Joined) and reply.error is Code.NONE
+        given = tuple((id, b"a") for id, *_ in reply.members)
+        members.sync("t", "g", Sync(reply.member_id, None, 1, None, None, given), 300)
+    group = members.get("g")
+    assert group is not None and group.state is GroupState.STABLE
+    assert len(collected) < 10
 
 
 def test_groups_and_bytes_are_bounded() -> None:
@@ -393,6 +419,13 @@ class AnyInterleaving(RuleBasedStateMachine):
         for member in [member for group in groups for member in group.members.values()]:
             measured = replace(member)
             assert (member.size, member.offered) == (measured.size, measured.offered)
+        for group in groups:
+            members, expected = group.members.values(), group.roster.expected
+            assert group.size == sum(m.size for m in members) + sum(MEMBER_BYTES + len(id) for id in expected)
+            assert group.roster._offered == Counter(protocol for m in members for protocol in m.offered)
+            assert all(group.roster.session_ms_min <= m.session_ms for m in members)
+            alarm_ms, deadline_ms = self.members._alarms.get(group.name), group.next_deadline_ms()
+            assert alarm_ms is not None and deadline_ms is not None and alarm_ms <= deadline_ms
         assert len(self.members._alarms) <= 2 * LIMITS.groups_max + 64
 
     def teardown(self) -> None:
