@@ -2,7 +2,7 @@
 
 :meth:`MemberRegistration.register` notes a changed group, with a function that describes its members: an entry in a
 dictionary, which cannot fail.  One background task takes the groups one by one, writes the differences as ephemeral
-nodes of the session, WINDOW at a time, and ends when no group is left.  After a question that ZooKeeper has not
+nodes of the session, WINDOW in a transaction, and ends when no group is left.  After a question that ZooKeeper has not
 answered, the groups that are left wait RETRY_S, or for :meth:`MemberRegistration.reconnected`.
 
 Bounds: NODES_BYTES_MAX for all nodes together (the ensemble's heap allows for them), VALUE_BYTES_MAX for one value.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from ...catalog import Topic
@@ -24,7 +24,20 @@ from ...errors import ApplianceError, RequestTimedOut, Unavailable
 from ...groups.store import RegisteredMember
 from ...names import TopicPartition
 from ...zookeeper import paths
-from ...zookeeper.operations import Node, Operation, Refused, ask, create, delete, get, hold_ephemeral
+from ...zookeeper.operations import (
+    REQUEST_BYTES_MAX,
+    Failed,
+    Node,
+    Operation,
+    Refused,
+    ask,
+    create,
+    delete,
+    get,
+    hold_ephemeral,
+    multi,
+    set_value,
+)
 from ...zookeeper.paths import Subscription
 from .registry_session import RegistrySession
 
@@ -142,14 +155,14 @@ class MemberRegistration:
         before = self._nodes_of.setdefault(group, {})
         nodes = self._nodes(group, members, self._bytes - _size(before))
         gone = [path for path in before if path not in nodes]
-        for some in _windows(gone):
-            await self._registry.ask(_delete_own(some, session_id))
+        for some in _windows(dict.fromkeys(gone, b"")):
+            await self._registry.ask(_delete_own(list(some), session_id))
             self._forget(before, some)
-        for some in _windows([path for path, value in nodes.items() if before.get(path) != value]):
+        for some in _windows({path: value for path, value in nodes.items() if before.get(path) != value}):
+            there = {path for path in some if before.get(path, UNCERTAIN) != UNCERTAIN}
             self._note(before, dict.fromkeys(some, UNCERTAIN))  # also if no answer comes: then they are put again
-            values = {path: nodes[path] for path in some}
-            await self._registry.ask(_put(values, session_id))
-            self._note(before, values)
+            await self._registry.ask(_put(some, there, session_id))
+            self._note(before, some)
         if not members:
             self._nodes_of.pop(group, None)
             await self._emptied(group)
@@ -195,12 +208,35 @@ def _size(nodes: Mapping[str, bytes]) -> int:
     return sum(NODE_BYTES + len(path) + len(value) for path, value in nodes.items())
 
 
-def _windows(paths: list[str]) -> Iterable[list[str]]:
-    return [paths[start : start + WINDOW] for start in range(0, len(paths), WINDOW)]
+def _windows(nodes: Mapping[str, bytes]) -> Iterable[dict[str, bytes]]:
+    """In each what one transaction takes."""
+    some: dict[str, bytes] = {}
+    size = 0
+    for path, value in nodes.items():
+        own = create(path, value).size
+        if some and (len(some) == WINDOW or size + own > REQUEST_BYTES_MAX // 2):
+            yield some
+            some, size = {}, 0
+        some[path] = value
+        size += own
+    if some:
+        yield some
 
 
-def _put(nodes: Mapping[str, bytes], session_id: int) -> Operation[None]:
-    """Create or replace these ephemeral nodes, also those that an earlier session of ours has left."""
+def _put(nodes: Mapping[str, bytes], there: Collection[str], session_id: int) -> Operation[None]:
+    """Create or replace these ephemeral nodes, also those that an earlier session of ours has left.
+
+    ``there``: of these we know that this session has them.
+    """
+    (reply,) = yield [
+        multi(
+            set_value(path, value, -1) if path in there else create(path, value, ephemeral=True)
+            for path, value in nodes.items()
+        )
+    ]
+    if not isinstance(reply, Failed):
+        return
+    # One is not as it is known, or has no parent yet.
     replies = yield from ask([create(path, value, ephemeral=True) for path, value in nodes.items()])
     for (path, value), reply in zip(nodes.items(), replies, strict=True):
         if reply is Refused.NODE_EXISTS:
@@ -211,4 +247,6 @@ def _delete_own(some: list[str], session_id: int) -> Operation[None]:
     """Delete those of these nodes that this session owns."""
     nodes = yield from ask([get(path) for path in some])
     ours = [path for path, node in zip(some, nodes, strict=True) if isinstance(node, Node) and node.owner == session_id]
-    yield from ask([delete(path) for path in ours])
+    (reply,) = (yield [multi(delete(path) for path in ours)]) if ours else (None,)
+    if isinstance(reply, Failed):  # one has gone meanwhile
+        yield from ask([delete(path) for path in ours])
