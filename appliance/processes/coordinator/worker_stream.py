@@ -2,7 +2,8 @@
 
 :mod:`~appliance.processes.messages` has what goes over it.  The coordinator does not read from a worker that does not
 take its answers, or has REQUESTS_MAX unanswered requests.  Between the answers it sends the worker's snapshot
-(``processes.snapshot``).
+(``processes.snapshot``).  What is sent in one turn of the loop goes with one call of the kernel, which wakes the worker
+once: a transaction of ZooKeeper answers a hundred commits together.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class WorkerStream(asyncio.Protocol):
         self._tasks: set[asyncio.Task[bytes | None]] = set()
         self._reader = MessageReader(TO_COORDINATOR_STREAM, frame_bytes_max + OVERHEAD_BYTES)
         self._transport: asyncio.Transport | None = None
+        self._unsent: list[bytearray] = []
+        """Of this turn of the loop."""
         self._unanswered = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -67,21 +70,33 @@ class WorkerStream(asyncio.Protocol):
     def close(self) -> None:
         """Close the stream: requests in progress are completed, and their answers dropped."""
         if self._transport is not None:
+            self._send_unsent()
             self._transport.abort()
+
+    def _send(self, message: bytearray) -> None:
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._send_unsent)
+        self._unsent.append(message)
+
+    def _send_unsent(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if unsent and self._transport is not None:
+            self._transport.write(b"".join(unsent))
 
     def publish(
         self, state: tuple[Any, ...], facts: Facts, topics: Mapping[str, Topic], security: SecurityState
     ) -> None:
-        """Send the worker the changes since the last call."""
+        """Send the worker the changes since the last call, at once: the supervisor is told of it behind them."""
         self.published = state
         if self._transport is not None:
             for change in self._publisher.changes(facts, topics, security):
-                self._transport.write(packed(change))
+                self._send(packed(change))
+            self._send_unsent()
 
     def send_usage(self, rows: Sequence[UsageRow]) -> None:
         """Send the worker what clients of others have taken from their limits; one that does not read gets none."""
         if self._transport is not None and not self.congested:
-            self._transport.write(packed(LimitsUsed(list(rows))))
+            self._send(packed(LimitsUsed(list(rows))))
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
@@ -146,7 +161,7 @@ class WorkerStream(asyncio.Protocol):
             reply = None
         self._publish(self)
         if self._transport is not None:
-            self._transport.write(packed(RequestAnswered(token, reply)))
+            self._send(packed(RequestAnswered(token, reply)))
         was_full = self._full
         self._unanswered -= 1
         if was_full and not self._full:

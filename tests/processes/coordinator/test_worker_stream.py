@@ -37,11 +37,14 @@ class Worker:
         self._near, self._reader = near, MessageReader(FROM_COORDINATOR_STREAM, 1 << 20)
         self.origins: list[Origin] = []
         self.usage: list[Sequence[UsageRow]] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     async def _answer(self, origin: Origin, frame: bytes) -> bytes:
         self.origins.append(origin)
         if frame == b"break":
             raise ZeroDivisionError("a bug")
+        await self.may_answer.wait()
         return frame
 
     def _on_usage(self, stream: WorkerStream, rows: Sequence[UsageRow]) -> None:
@@ -99,3 +102,29 @@ def test_what_clients_have_taken_from_their_limits_goes_to_the_other_workers() -
         other.close()
 
     asyncio.run(tell())
+
+
+def test_answers_of_one_turn_are_sent_with_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wake the worker once: a transaction of ZooKeeper answers a hundred commits."""
+    count = 50
+
+    async def ask() -> None:
+        worker = Worker()
+        await worker.connect()
+        worker.may_answer.clear()
+        await worker.send(*(ForwardRequest(token, ORIGIN, b"%d" % token) for token in range(count)))
+        while len(worker.origins) < count:
+            await asyncio.sleep(0)
+        written: list[bytes] = []
+        monkeypatch.setattr(worker.stream._transport, "write", written.append)
+        worker.may_answer.set()
+        while not written:
+            await asyncio.sleep(0)
+        reader = MessageReader(FROM_COORDINATOR_STREAM, 1 << 20)
+        reader.feed(written[0])
+        assert [reader.take_message() for _ in range(count)] == [
+            RequestAnswered(token, b"%d" % token) for token in range(count)
+        ]
+        worker.close()
+
+    asyncio.run(asyncio.wait_for(ask(), 60))
