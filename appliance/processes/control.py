@@ -31,6 +31,8 @@ MESSAGE_BYTES_MAX: Final = 128 * 1024
 """A sequenced packet must fit the socket buffer as a whole (net.core.wmem_default is 208 KiB)."""
 QUEUE_BYTES_MAX: Final = 64 << 20
 """Room for the names of 100,000 tables (about 360 bytes each) for a new worker that has not read the first yet."""
+RECEIVED_MAX: Final = 1_000
+"""Messages received at once.  More than the kernel keeps, so that only a sender that goes on meanwhile reaches it."""
 QUEUE_OVERHEAD_BYTES: Final = 256
 """Memory of a queued message besides its bytes."""
 FDS_MAX: Final = 8
@@ -163,16 +165,18 @@ class Channel:
         return message, fds
 
     def receive(self, decoder: Decoder[T], rest: bool = False) -> list[tuple[T, list[int]]]:
-        """Receive all messages that have arrived; set ``closed`` at EOF.  The caller owns the descriptors.
+        """Receive messages that have arrived, at most RECEIVED_MAX; set ``closed`` at EOF.
 
-        ``rest``: the peer has ended; receive its last messages also after a message to it has failed.  Those of a peer
-        that was given up are not received: it could not be answered.
+        The caller owns the descriptors.  It polls again for what comes meanwhile, and serves others in between.
+
+        ``rest``: the peer has ended; receive all of its last messages, also after a message to it has failed.  Those of
+        a peer that was given up are not received: it could not be answered.
 
         Raises:
             UnknownMessage: a bug.
         """
         messages: list[tuple[T, list[int]]] = []
-        while rest or not self.closed:
+        while rest or (not self.closed and len(messages) < RECEIVED_MAX):
             taken = self.take_message(decoder)
             if taken is None:
                 break

@@ -57,6 +57,28 @@ def test_what_the_kernel_does_not_take_waits() -> None:
     right.close()
 
 
+def test_a_sender_that_goes_on_does_not_keep_its_receiver_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method: another message comes whenever one was received."""
+    monkeypatch.setattr(control, "RECEIVED_MAX", 3)
+    left, right = Channel.pair()
+    take = right.take_message
+    left.send(Words("first"))
+
+    def taken(decoder: Any) -> Any:
+        message = take(decoder)
+        if sent[-1] < 7:
+            sent.append(sent[-1] + 1)
+            left.send(Words(str(sent[-1])))
+        return message
+
+    sent = [0]
+    monkeypatch.setattr(right, "take_message", taken)
+    assert len(right.receive(TO_TEST)) == len(right.receive(TO_TEST)) == 3
+    assert len(right.receive(TO_TEST, rest=True)) == 2, "of one that has ended, all"
+    left.close()
+    right.close()
+
+
 def test_a_dead_peer_is_an_eof_and_messages_to_it_are_dropped() -> None:
     left, right = Channel.pair()
     left.send(Words("last words"))
