@@ -266,6 +266,7 @@ class Tree:
         replies = [self.answer(part, session_id) for part in request.parts]
         for place, reply in enumerate(replies):
             if isinstance(reply, Refused):
-                self.nodes = before
+                self.nodes.clear()  # the same dictionary, which tests look at
+                self.nodes.update(before)
                 return Failed(place, reply)
         return replies
