@@ -7,7 +7,7 @@ import resource
 import select
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from msgspec.msgpack import Decoder
