@@ -52,8 +52,13 @@ LOCAL_DEFAULTS: Final = {
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
 }
 LIGHT_JVM: Final = "-XX:TieredStopAtLevel=1"
-"""For a pipeline: its lines do not go through the JVM, and a refresh of views is over before the second compiler's code
-pays for itself: half of the CPU of refreshes was that of the compilers."""
+"""For what is over soon: the second compiler takes more than its code saves, a third of a first refresh of views."""
+LASTING_JVM: Final = (
+    "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=20000 -XX:Tier4CompileThreshold=100000 "
+    "-XX:Tier4BackEdgeThreshold=400000"
+)
+"""For a pipeline that goes on: what each line of a view passes is compiled twice, at ten times the calls at which Java
+does it by itself.  Then a refresh takes half of the CPU, and the compiler has paid for itself after some ten."""
 LOGGING: Final = """\
 rootLogger.level = {level}
 rootLogger.appenderRef.stderr.ref = stderr

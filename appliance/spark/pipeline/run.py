@@ -26,7 +26,7 @@ from ... import errors
 from ...errors import ApplianceError, DiskFull
 from ...log_access.ranges import Positions
 from .. import parallelism
-from ..spark_session import LIGHT_JVM, build_session
+from ..spark_session import LASTING_JVM, LIGHT_JVM, build_session
 from .compaction import Compactor
 from .iceberg_table import IcebergKeeper
 from .letters import LetterKeeper
@@ -92,7 +92,7 @@ def run(
             f"pipeline {settings.pipeline.name}",
             settings.spark,
             scratch=state.path / "spark",
-            jvm=LIGHT_JVM,
+            jvm=LIGHT_JVM if once else LASTING_JVM,
         )
         try:
             keeper, letters = ViewKeeper(spark, settings, at_end=once), LetterKeeper(settings)

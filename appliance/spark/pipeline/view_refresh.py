@@ -5,7 +5,6 @@ Spark runs the query; it writes the answer to a directory beside the tables, fro
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 import uuid
@@ -24,27 +23,31 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from ...errors import ApplianceError, BadValue
 from ..spark_session import LIGHT_JVM, build_session
 from .event_versions import EventVersions, RowFile
+from .linked_files import link_files
 from .settings import Settings
 from .table_files import EVENTS
 from .view_alerts import ViewAlerts
 from .view_definitions import Parts, View
 from .view_messages import ViewMessages
+from .view_rows import check_rows
 from .view_states import ViewState, state_of_table, views_lock
 from .view_table import PARTS, Basis, Ranges, ViewTable
 
 STAGING: Final = "_views"
-FILE: Final = "_file"
-"""A column of names of files, which no parser has."""
+ANSI: Final = "spark.sql.ansi.enabled"
 RANGES_MAX: Final = 100
 WINDOWS_MAX: Final = 10_000
 """So many minutes, or windows, are told apart; more are taken together to longer pieces of time."""
 MINUTE_US: Final = 60_000_000
-SPARK: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS", "spark.sql.session.timeZone": "UTC"}
+SPARK: Final = {
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",  # else it takes a job to list 33 files
+}
 CAUSE_CHARACTERS_MAX: Final = 500
 
 
@@ -167,43 +170,47 @@ class Refresher:
             self._pieces[key] = _pieces([file.path for file in files], unit_us)
         return self._pieces[key]
 
-    def _rows(self, files: Sequence[RowFile], schema: pa.Schema, partitioned_by: Sequence[str]) -> DataFrame:
-        """The rows of files, with the values of their partitions, which only the log has."""
-        fields = from_arrow_schema(schema)
-        if not files:
-            return self._given([], fields)
-        inside = from_arrow_schema(pa.schema([field for field in schema if field.name not in partitioned_by]))
-        rows = self._spark.read.schema(inside).parquet(*[file.path for file in files])
-        if not partitioned_by:
-            return rows
-        places = [{FILE: Path(file.path).name, **dict(file.partition)} for file in files]
-        names = StructType([StructField(name, StringType()) for name in (FILE, *partitioned_by)])
-        of_files = f.broadcast(self._given(places, names))
-        joined = rows.withColumn(FILE, f.col("_metadata.file_name")).join(of_files, FILE)
-        return joined.select(*(f"`{name}`" for name in schema.names))
+    def _rows(self, files: Sequence[RowFile], schema: pa.Schema, place: Path) -> DataFrame:
+        """The rows of files, with the values of their partitions.  ``place``: that of the links to them."""
+        reader = self._spark.read.schema(from_arrow_schema(schema))
+        return reader.parquet(link_files(files, place)).select(*(f"`{name}`" for name in schema.names))
 
-    def _given(self, rows: Sequence[dict[str, Any]], fields: StructType) -> DataFrame:
-        """Rows of the driver.  ``createDataFrame`` would make this the active session of the caller's thread."""
-        text = f.lit(json.dumps(rows))
-        return self._spark.range(1).select(f.inline(f.from_json(text, ArrayType(fields))))
-
-    def _of_events(self, view: View, sql: str, events: EventVersions, ranges: Ranges | None) -> DataFrame:
+    def _of_events(self, view: View, sql: str, events: EventVersions, ranges: Ranges | None, place: Path) -> DataFrame:
         """The answer to a query about the lines of these times."""
         files = [file for file in events.files() if ranges is None or file.overlaps(ranges)]
-        return self._of_files(view, sql, events, files, ranges)
+        return self._of_files(view, sql, events, files, ranges, place)
 
     def _of_files(
-        self, view: View, sql: str, events: EventVersions, files: Sequence[RowFile], ranges: Ranges | None
+        self,
+        view: View,
+        sql: str,
+        events: EventVersions,
+        files: Sequence[RowFile],
+        ranges: Ranges | None,
+        place: Path,
     ) -> DataFrame:
-        rows = self._rows(files, events.schema, events.partitioned_by)
-        start = f"timestamp_micros(unix_micros(time) div {view.window_us} * {view.window_us})"
-        return self._answer(EVENTS, _of_times(rows, "time", ranges).withColumn("start", f.expr(start)), sql)
+        rows = _of_times(self._rows(files, events.schema, place), "time", ranges)
+        with self._unchecked():
+            start = f"timestamp_micros(unix_micros(time) div {view.window_us} * {view.window_us})"
+            rows = rows.withColumn("start", f.expr(start))
+        return self._answer(EVENTS, rows, sql)
 
-    def _of_parts(self, parts: Parts, table: ViewTable, ranges: Ranges | None) -> DataFrame:
+    @contextmanager
+    def _unchecked(self) -> Iterator[None]:
+        """What is built here does not look for overflows, which takes a quarter of a query from every line of it."""
+        before = str(self._spark.conf.get(ANSI))
+        self._spark.conf.set(ANSI, "false")
+        try:
+            yield
+        finally:
+            self._spark.conf.set(ANSI, before)
+
+    def _of_parts(self, parts: Parts, table: ViewTable, ranges: Ranges | None, place: Path) -> DataFrame:
         """What the parts of these times are together."""
-        paths, fields = table.files(ranges), from_arrow_schema(table.schema)
-        rows = self._spark.read.schema(fields).parquet(*paths) if paths else self._given([], fields)
-        return self._answer(parts.name, _of_times(rows, "start", ranges), parts.merged)
+        files = [RowFile(path, (), None, None) for path in table.files(ranges)]
+        return self._answer(
+            parts.name, _of_times(self._rows(files, table.schema, place), "start", ranges), parts.merged
+        )
 
     def _answer(self, name: str, rows: DataFrame, sql: str) -> DataFrame:
         """The answer to a query about one table, and no other one."""
@@ -240,7 +247,7 @@ class Refresher:
         basis: Basis,
     ) -> bool:
         """Whether the parts of these files have the columns of those that are there, and are added to them."""
-        with self._staged(view, lambda: self._of_files(view, parts.each, events, files, None), False) as computed:
+        with self._staged(view, partial(self._of_files, view, parts.each, events, files, None), False) as computed:
             schema = _schema_of(computed.schema)
             if not table.fits(schema):
                 return False
@@ -252,7 +259,7 @@ class Refresher:
         self,
         view: View,
         table: ViewTable,
-        answer: Callable[[Ranges | None], DataFrame],
+        answer: Callable[[Ranges | None, Path], DataFrame],
         ranges: Ranges | None,
         basis: Basis,
         keeps: bool,
@@ -262,7 +269,7 @@ class Refresher:
 
         ``keeps``: the rows of other times must stay; ``whole_rows``: they are those of the view, not parts of them.
         """
-        with self._staged(view, lambda: answer(ranges), whole_rows, ranges) as computed:
+        with self._staged(view, partial(answer, ranges), whole_rows, ranges) as computed:
             schema = _schema_of(computed.schema)
             if ranges is None or not table.exists or table.fits(schema):
                 rows = int(computed.count_rows())
@@ -277,24 +284,24 @@ class Refresher:
 
     @contextmanager
     def _staged(
-        self, view: View, answer: Callable[[], DataFrame], whole_rows: bool, ranges: Ranges | None = None
+        self, view: View, answer: Callable[[Path], DataFrame], whole_rows: bool, ranges: Ranges | None = None
     ) -> Iterator[Any]:
         """The rows of an answer in files, as a data set of Arrow, with the day of each."""
-        staged = self._staging / f"{view.name}-{uuid.uuid4().hex}"
+        place = self._staging / f"{view.name}-{uuid.uuid4().hex}"
         try:
             try:
-                rows = answer()
+                rows = answer(place / "lines")
                 _check_columns(view, rows, view.keys if whole_rows else ())
                 day = f.date_format("start", "yyyy-MM-dd").alias("date")
-                rows = rows.select(day, *(f"`{name}`" for name in rows.columns))
-                rows.write.parquet(str(staged))
-                if whole_rows:
-                    _check_rows(view, self._spark.read.schema(rows.schema).parquet(str(staged)), ranges)
+                rows.select(day, *(f"`{name}`" for name in rows.columns)).write.parquet(str(place / "answer"))
             except PySparkException as error:
                 raise BadValue(f"view {view.name}: {_sentence(error)}") from None
-            yield pa.dataset.dataset(staged, format="parquet", exclude_invalid_files=False)
+            computed = pa.dataset.dataset(place / "answer", format="parquet", exclude_invalid_files=False)
+            if whole_rows:
+                check_rows(view, computed, ranges)
+            yield computed
         finally:
-            shutil.rmtree(staged, ignore_errors=True)
+            shutil.rmtree(place, ignore_errors=True)
 
 
 @contextmanager
@@ -364,26 +371,6 @@ def _check_columns(view: View, answer: DataFrame, keys: Sequence[str]) -> None:
         raise BadValue(f"view {view.name}: date is the day of start, which its table has already: leave it out")
     if lost := [key for key in keys if key not in kinds]:
         raise BadValue(f"view {view.name}: keys: its query gives no column {lost[0]!r}: {', '.join(kinds)}")
-
-
-def _check_rows(view: View, stored: DataFrame, ranges: Ranges | None) -> None:
-    """Raises BadValue if a row is of no window of these, or if keys are not those of one row."""
-    micros = "unix_micros(start)"
-    outside = f"start is null or {micros} % {view.window_us} <> 0"
-    if ranges is not None:
-        outside += f" or not ({' or '.join(_within(micros, span) for span in ranges)})"
-    keys = ["start", *(f"`{key}`" for key in view.keys)]
-    counted = (
-        stored.withColumn("at", f.col("start").cast("string"))
-        .groupBy("at", *keys)
-        .agg(f.count("*").alias("n"), f.max(f.expr(outside)).alias("outside"))
-    )
-    wrong = counted.where("n > 1 or outside").limit(1).collect()
-    if wrong and wrong[0].outside:
-        raise BadValue(f"view {view.name}: a row has the start {wrong[0]['at']}: leave start as events have it")
-    if wrong:
-        of = ", ".join([f"start = {wrong[0]['at']}", *(f"{key} = {wrong[0][key]!r}" for key in view.keys)])
-        raise BadValue(f"view {view.name}: keys: {wrong[0].n} rows have {of}: name all columns of `group by`")
 
 
 def _sentence(error: PySparkException) -> str:

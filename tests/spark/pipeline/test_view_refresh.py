@@ -19,6 +19,7 @@ from unittest import mock
 import duckdb
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from hypothesis import given
@@ -28,6 +29,8 @@ from pyspark.sql import SparkSession
 from appliance.errors import BadValue
 from appliance.spark.pipeline import view_table
 from appliance.spark.pipeline.compaction import DeltaEvents, compact
+from appliance.spark.pipeline.event_versions import RowFile
+from appliance.spark.pipeline.linked_files import link_files
 from appliance.spark.pipeline.reparse import reparse
 from appliance.spark.pipeline.settings import Settings
 from appliance.spark.pipeline.view_definitions import parse_view
@@ -81,6 +84,21 @@ def test_lines_that_have_parts_are_not_read_again(pipeline: Pipeline) -> None:
     for path, content in had.items():
         path.write_bytes(content)
     assert pipeline.stored(view) == pipeline.counted()
+
+
+def test_values_of_partitions_may_be_any_text(spark: SparkSession, tmp_path: Path) -> None:
+    values = ["plain", "a b", "100%", "x=y/z", "..", ".", '"[{^}]"', "back\\slash", "a:b?c#d*", "über", "7", None]
+    files = []
+    for number, value in enumerate(values):
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(pa.table({"n": [number]}), path)
+        files.append(RowFile(str(path), (("place", value), ("day", "2026-11-20")), None, None))
+    reader = spark.read.schema("n long, place string, day string")
+    rows = reader.parquet(link_files(files, tmp_path / "links")).collect()
+    assert sorted((row.n, row.place, row.day) for row in rows) == [
+        (number, value, "2026-11-20") for number, value in enumerate(values)
+    ]
+    assert not spark.read.schema("n long").parquet(link_files([], tmp_path / "none")).collect()
 
 
 @pytest.mark.parametrize("text", [COUNTS, MERGED], ids=["whole", "of parts"])
@@ -233,6 +251,12 @@ def test_a_refresh_that_is_killed_is_repeated_whole_or_not_at_all(pipeline: Pipe
         ),
         ("select start + interval 1 minute as start, host from events", "leave start as events have it"),
         ("select start, host from event", "event"),
+        (
+            "select start, array(host) as host from events",
+            "keys: texts, numbers and times tell rows apart, not host list",
+        ),
+        ("select start, host, 1 / (count(*) - 3) as n from events group by all", "DIVIDE_BY_ZERO"),
+        ("select null::timestamp as start, host from events", "a row has no start"),
     ],
 )
 def test_a_wrong_query_is_refused_in_a_sentence(pipeline: Pipeline, query: str, says: str) -> None:
