@@ -19,7 +19,7 @@ window    Lines of one window decide its rows, and no other lines.  ``events`` h
 keys      The columns that, with ``start``, tell rows apart.  May be left out: one row for each window.
 cadence   How far a running pipeline lets the view fall behind, by default a minute: it is refreshed that often.
 topic     Rows that a refresh has computed are also sent to this topic, as JSON; by default to none.
-parts     The name of the query that ``with`` begins with, if it may be asked of some lines at a time.
+parts     The names of the two queries that ``with`` begins with, if lines may be divided among them.
 ========  ===============================================================================================
 
 The file's name is that of the view.  The first paragraph of the comment says what it is.
@@ -28,14 +28,16 @@ A view with ``parts`` is kept without reading a line twice::
 
     -- window: 1h
     -- keys: host
-    -- parts: counted
-    with counted as (select start, host, count(*) as n from events group by start, host)
-    select start, host, sum(n) as n from counted group by start, host
+    -- parts: counted, summed
+    with counted as (select start, host, count(*) as n from events group by start, host),
+    summed as (select start, host, sum(n) as n from counted group by start, host)
+    select start, host, n from summed
 
-Its first query is asked of the lines that have come, its answer is put to its earlier ones, and the rest is asked of
-all answers of a window.  Whoever says ``parts`` says that this is the same: that the rest gives one answer, however the
-lines are divided.  Sums of counts do, and so do ``min``, ``max`` and sketches that are merged; averages of averages do
-not.
+Its first query is asked of the lines that have come, the second one of that answer and the earlier parts of the same
+windows: its answer, which has the same columns, takes their place.  The rest is asked of the parts of a window.
+Whoever says ``parts`` says that this is the same as asking at once: that the second query gives one answer, however
+lines are divided and however often it was asked of its own answers.  Sums of counts do, and so do ``min``, ``max`` and
+sketches that are merged; averages of averages do not.
 """
 
 from __future__ import annotations
@@ -63,11 +65,16 @@ _PARENTHESES: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`
 
 
 class Parts(NamedTuple):
-    """A query in two: ``each`` is asked of ``events``, ``merged`` of all its answers, as the table ``name``."""
+    """A query in three: ``each`` is asked of ``events``, and gives parts; ``merge`` of the table ``name`` of parts.
+
+    ``rest`` is asked of the table ``merged``, which has the answer of ``merge``.
+    """
 
     name: str
     each: str
     merged: str
+    merge: str
+    rest: str
 
 
 @dataclass(frozen=True)
@@ -86,8 +93,8 @@ class View:
     @property
     def meaning(self) -> str:
         """A digest of what its rows depend on."""
-        name = self.parts.name if self.parts else ""
-        text = "\0".join([str(self.window_us), *self.keys, name, self.sql])
+        names = [self.parts.name, self.parts.merged] if self.parts else []
+        text = "\0".join([str(self.window_us), *self.keys, *names, self.sql])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -140,22 +147,35 @@ def parse_view(name: str, text: str, where: str) -> View:
     return View(name, about, window_ms * 1000, keys, cadence_ms, sql, entries.get("topic", ""), parts)
 
 
-def _divided(name: str, sql: str, where: str) -> Parts:
-    """The query in two, at the end of the query of that name, with which it begins."""
-    fault = BadValue(f"{where}: parts: its query must begin with `with {name or 'NAME'} as (select …)`")
-    if not COLUMN.fullmatch(name) or name.lower() in TAKEN:
+def _divided(entry: str, sql: str, where: str) -> Parts:
+    """The query in three, behind each of the two queries with which it begins."""
+    names = [name.strip() for name in entry.split(",")]
+    fault = BadValue(
+        f"{where}: parts: {entry!r}: name the two queries with which its query begins, as `parts: counted, summed` for "
+        "`with counted as (select …), summed as (select … from counted)`"
+    )
+    if len(names) != 2 or any(not COLUMN.fullmatch(name) or name.lower() in TAKEN for name in names):
         raise fault
-    begin = re.match(rf"with\s+{name}\s+as\s*\(", sql, re.IGNORECASE)
-    if begin is None:
-        raise fault
+    rest, queries = sql, []
+    for before, name in zip((r"with\s+", r",\s*"), names, strict=True):
+        query = _first_query(before + name, rest)
+        if query is None:
+            raise fault
+        queries.append(query[0])
+        rest = query[1]
+    rest = f"with {rest[1:].lstrip()}" if rest.startswith(",") else rest
+    return Parts(names[0], queries[0], names[1], queries[1], rest)
+
+
+def _first_query(before: str, text: str) -> tuple[str, str] | None:
+    """The query in the parentheses with which a text begins, and what follows; None: it begins with something else."""
+    begin = re.match(rf"{before}\s+as\s*\(", text, re.IGNORECASE)
     depth = 1
-    for found in _PARENTHESES.finditer(sql, begin.end()):
+    for found in _PARENTHESES.finditer(text, begin.end()) if begin else ():
         depth += {"(": 1, ")": -1}.get(found[0], 0)
-        if depth == 0:
-            rest = sql[found.end() :].lstrip()
-            merged = f"with {rest[1:].lstrip()}" if rest.startswith(",") else rest
-            return Parts(name, sql[begin.end() : found.start()].strip(), merged)
-    raise fault
+        if begin and depth == 0:
+            return text[begin.end() : found.start()].strip(), text[found.end() :].lstrip()
+    return None
 
 
 def _split(text: str, where: str) -> tuple[str, dict[str, str], str]:

@@ -189,7 +189,7 @@ class Refresher:
         ranges: Ranges | None,
         place: Path,
     ) -> DataFrame:
-        rows = _of_times(self._rows(files, events.schema, place), "time", ranges)
+        rows = _of_times(self._rows(files, events.schema, place / "lines"), "time", ranges)
         with self._unchecked():
             start = f"timestamp_micros(unix_micros(time) div {view.window_us} * {view.window_us})"
             rows = rows.withColumn("start", f.expr(start))
@@ -205,12 +205,14 @@ class Refresher:
         finally:
             self._spark.conf.set(ANSI, before)
 
+    def _of_table(self, table: ViewTable, ranges: Ranges | None, place: Path) -> DataFrame:
+        """The rows that a table of parts has of these times."""
+        files = [RowFile(path, (), None, None) for path in table.files(ranges)]
+        return _of_times(self._rows(files, table.schema, place / "parts"), "start", ranges)
+
     def _of_parts(self, parts: Parts, table: ViewTable, ranges: Ranges | None, place: Path) -> DataFrame:
         """What the parts of these times are together."""
-        files = [RowFile(path, (), None, None) for path in table.files(ranges)]
-        return self._answer(
-            parts.name, _of_times(self._rows(files, table.schema, place), "start", ranges), parts.merged
-        )
+        return self._answer(parts.merged, self._of_table(table, ranges, place), parts.rest)
 
     def _answer(self, name: str, rows: DataFrame, sql: str) -> DataFrame:
         """The answer to a query about one table, and no other one."""
@@ -223,37 +225,48 @@ class Refresher:
     def _keep_parts(
         self, view: View, parts: Parts, events: EventVersions, basis: Basis, since_us: int | None, whole: bool
     ) -> ViewTable:
-        """Bring the table of a view's parts to this version: by those of new files, where no rows have gone."""
-        table = ViewTable(self._settings.output, f"{view.name}/{PARTS}")
+        """Bring the table of a view's parts to this version: with those of new files, where no rows have gone."""
+        name = f"{view.name}/{PARTS}"
+        table = ViewTable(self._settings.output, name)
         state = state_of_table(table, view, events)
-        files = None
-        if not whole and state.state == "behind" and state.basis is not None:
-            files = events.changed(state.basis.version)
-        if files and not any(file.removed for file in files) and self._append(view, parts, events, files, table, basis):
-            return ViewTable(self._settings.output, f"{view.name}/{PARTS}")
         ranges = self._ranges(view, state, events, since_us, whole)
         if ranges != []:
-            answer = partial(self._of_events, view, parts.each, events)
+            files = events.changed(state.basis.version) if state.basis is not None and state.state == "behind" else None
+            come = [] if whole or files is None or any(file.removed for file in files) else files
+            answer = partial(self._merged, view, parts, events, table, come)
             self._replace(view, table, answer, ranges, basis, since_us is not None, whole_rows=False)
-        return ViewTable(self._settings.output, f"{view.name}/{PARTS}")
+            ViewTable(self._settings.output, name).tidy()
+        return ViewTable(self._settings.output, name)
 
-    def _append(
+    def _merged(
         self,
         view: View,
         parts: Parts,
         events: EventVersions,
-        files: Sequence[RowFile],
         table: ViewTable,
-        basis: Basis,
-    ) -> bool:
-        """Whether the parts of these files have the columns of those that are there, and are added to them."""
-        with self._staged(view, partial(self._of_files, view, parts.each, events, files, None), False) as computed:
-            schema = _schema_of(computed.schema)
-            if not table.fits(schema):
-                return False
-            table.append(pa.RecordBatchReader.from_batches(schema, _batches(computed, schema)), basis)
-        table.tidy()
-        return True
+        come: Sequence[RowFile],
+        ranges: Ranges | None,
+        place: Path,
+    ) -> DataFrame:
+        """The parts of these times: those that are there with those of files that have come; without any, of all lines.
+
+        Raises:
+            BadValue: merged parts have other columns, so they cannot be merged again.
+        """
+        if come and ranges is not None:
+            fresh = self._of_files(view, parts.each, events, come, None, place)
+            earlier = self._of_table(table, ranges, place)
+        else:
+            fresh = self._of_events(view, parts.each, events, ranges, place)
+            earlier = fresh.limit(0)
+        if earlier.dtypes != fresh.dtypes:  # a column of events has another type now
+            return self._merged(view, parts, events, table, (), ranges, place / "again")
+        merged = self._answer(parts.name, earlier.union(fresh) if come else fresh, parts.merge)
+        if merged.dtypes != fresh.dtypes:
+            has, had = (", ".join(" ".join(column) for column in rows.dtypes) for rows in (merged, fresh))
+            unlike = f"{parts.merged} gives {has}, and {parts.name} {had}"
+            raise BadValue(f"view {view.name}: parts: {unlike}: both must give the same columns")
+        return merged
 
     def _replace(
         self,
@@ -290,7 +303,7 @@ class Refresher:
         place = self._staging / f"{view.name}-{uuid.uuid4().hex}"
         try:
             try:
-                rows = answer(place / "lines")
+                rows = answer(place)
                 _check_columns(view, rows, view.keys if whole_rows else ())
                 day = f.date_format("start", "yyyy-MM-dd").alias("date")
                 rows.select(day, *(f"`{name}`" for name in rows.columns)).write.parquet(str(place / "answer"))

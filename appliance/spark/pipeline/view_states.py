@@ -20,10 +20,11 @@ parsed again.  Their rows are computed from *all* lines of the window, with one 
 is added up twice.
 
 A view with ``parts`` (see ``view_definitions``) has a table of these in the directory of its own, with a basis in each
-commit, too.  It is brought to the version first: parts of the files that commits have added are put to the others, once
-for each version; where rows have gone, or where its basis is not known, the parts of these windows, or all, are
-computed from the lines.  The view's rows are then computed from *all* parts of a window as others' from all lines.  So
-a refresh that is killed between the two commits goes on from the parts that are there.
+commit, too.  It is brought to the version first: parts of the files that commits have added are merged with those of
+the same windows, so a window has as many as its query gives, however many commits it came with; where rows have gone,
+or where its basis is not known, the parts of these windows, or all, are computed from the lines.  The view's rows are
+then computed from *all* parts of a window as others' from all lines.  So a refresh that is killed between the two
+commits goes on from the parts that are there.
 
 The windows are compressed to at most :data:`~.view_refresh.RANGES_MAX` ranges of time.
 """

@@ -126,12 +126,6 @@ class ViewTable:
         """The latest version; -1 before the first one."""
         return int(self._table.version()) if self.exists else -1
 
-    def append(self, rows: pa.RecordBatchReader, basis: Basis) -> None:
-        """Add rows to those that are there."""
-        from deltalake import write_deltalake
-
-        write_deltalake(self._table, rows, mode="append", commit_properties=self._done(basis))
-
     def _done(self, basis: Basis) -> Any:
         from deltalake import CommitProperties, Transaction
 

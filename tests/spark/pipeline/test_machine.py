@@ -100,11 +100,13 @@ select start, topic, count(*) as lines, count_if(rejected is not null) as dead f
 """
 MERGED = """-- window: 10m
 -- keys: topic
--- parts: counted
+-- parts: counted, summed
 with counted as (
     select start, topic, count(*) as n, count_if(rejected is not null) as bad from events group by start, topic
+), summed as (
+    select start, topic, sum(n) as n, sum(bad) as bad from counted group by start, topic
 )
-select start, topic, sum(n) as lines, sum(bad) as dead from counted group by start, topic
+select start, topic, n as lines, bad as dead from summed
 """
 Rows = dict[Line, dict[str, Any] | None]
 

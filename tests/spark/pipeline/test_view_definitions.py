@@ -46,11 +46,19 @@ def test_the_meaning_is_what_rows_depend_on() -> None:
         ("-- window: 1h\n-- keys: start\nselect 1", "other than start"),
         ("-- windows: 1h\nselect 1", "unknown key 'windows' in its head: known: window, keys, cadence"),
         ("-- window: 1h\n", "no query"),
-        ("-- window: 1h\n-- parts: p\nselect 1", "must begin with `with p as"),
-        ("-- window: 1h\n-- parts: p\nwith q as (select 1) select 1", "must begin with `with p as"),
-        ("-- window: 1h\n-- parts: p\nwith p as (select ')'", "must begin with `with p as"),
-        ("-- window: 1h\n-- parts: events\nwith events as (select 1) select 1", "parts: its query must"),
-        ("-- window: 1h\n-- parts:\nwith p as (select 1) select 1", "must begin with `with NAME as"),
+        *(
+            (f"-- window: 1h\n-- parts: {names}\n{query}", "name the two queries with which its query begins")
+            for names, query in [
+                ("p, q", "select 1"),
+                ("p, q", "with q as (select 1), p as (select 1) select 1"),
+                ("p, q", "with p as (select ')'), q as (select '('"),
+                ("p, q", "with p as (select 1) select 1"),
+                ("p", "with p as (select 1) select 1"),
+                ("events, q", "with events as (select 1), q as (select 1) select 1"),
+                ("p, ", "with p as (select 1), q as (select 1) select 1"),
+                ("", "with p as (select 1), q as (select 1) select 1"),
+            ]
+        ),
     ],
 )
 def test_a_wrong_head_is_refused(text: str, says: str) -> None:
@@ -61,13 +69,13 @@ def test_a_wrong_head_is_refused(text: str, says: str) -> None:
 @pytest.mark.parametrize("first", ["select ')' as a", "select (1) -- :-)\n", "select `)` /* ) */", r'select "\")"'])
 def test_a_query_is_divided_behind_its_parts(first: str) -> None:
     """Wherever else parentheses are."""
-    head = "-- window: 1h\n-- parts: p\n"
-    for rest, merged in {
+    head = "-- window: 1h\n-- parts: p, q\n"
+    for text, rest in {
         "\nselect 1": "select 1",
-        ", q as (select 2) select 1": "with q as (select 2) select 1",
+        ", r as (select 2) select 1": "with r as (select 2) select 1",
     }.items():
-        view = parse_view("v", f"{head}WITH p\nAS ( {first})\n{rest}", "v.sql")
-        assert view.parts == ("p", first.strip(), merged)
+        view = parse_view("v", f"{head}WITH p\nAS ( {first})\n, q as({first})\n{text}", "v.sql")
+        assert view.parts == ("p", first.strip(), "q", first.strip(), rest)
         assert view.meaning != parse_view("v", f"-- window: 1h\n{view.sql}", "v.sql").meaning
 
 

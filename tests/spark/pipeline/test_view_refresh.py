@@ -37,7 +37,7 @@ from appliance.spark.pipeline.view_definitions import parse_view
 from appliance.spark.pipeline.view_messages import ViewMessages
 from appliance.spark.pipeline.view_refresh import RANGES_MAX, Refresher, compressed
 from appliance.spark.pipeline.view_states import view_of, views_lock, views_of
-from appliance.spark.pipeline.view_table import ViewTable
+from appliance.spark.pipeline.view_table import PARTS, ViewTable
 
 from ...support.pipelines import rows as rows_of_events
 from ...support.topics import Topics
@@ -84,6 +84,25 @@ def test_lines_that_have_parts_are_not_read_again(pipeline: Pipeline) -> None:
     for path, content in had.items():
         path.write_bytes(content)
     assert pipeline.stored(view) == pipeline.counted()
+
+
+def test_a_window_has_as_many_parts_as_its_query_gives(pipeline: Pipeline) -> None:
+    """However many commits its lines came with."""
+    view = pipeline.define("counts", MERGED)
+    for number in range(4):
+        pipeline.write(line(number, "a"), line(number + 7, "b"), line(61 + number, "a"))
+        pipeline.refresh(view)
+        parts = DeltaTable(ViewTable(pipeline.settings.output, f"{view.name}/{PARTS}").uri).to_pyarrow_table()
+        assert sorted(parts.column("m").to_pylist()) == [number + 1] * 3
+        assert pipeline.stored(view) == pipeline.counted()
+
+
+def test_parts_that_cannot_be_merged_again_are_refused(pipeline: Pipeline) -> None:
+    wrong = MERGED.replace("sum(m) as m from", "sum(m) / 2 as m from")
+    view = pipeline.define("counts", wrong)
+    pipeline.write(line(1))
+    with pytest.raises(BadValue, match=r"parts: summed gives .* m double, and counted .* m bigint: both must give"):
+        pipeline.refresh(view)
 
 
 def test_values_of_partitions_may_be_any_text(spark: SparkSession, tmp_path: Path) -> None:

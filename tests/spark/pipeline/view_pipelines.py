@@ -26,9 +26,9 @@ COUNTS = (
     "-- window: 1h\n-- keys: host\nselect start, host, count(*) as n from events where rejected is null group by all"
 )
 MERGED = (
-    "-- window: 1h\n-- keys: host\n-- parts: counted\nwith counted as "
-    "(select start, host, count(*) as m from events where rejected is null group by all) "
-    "select start, host, sum(m) as n from counted group by all"
+    "-- window: 1h\n-- keys: host\n-- parts: counted, summed\nwith counted as "
+    "(select start, host, count(*) as m from events where rejected is null group by all), "
+    "summed as (select start, host, sum(m) as m from counted group by all) select start, host, m as n from summed"
 )
 """The same of parts."""
 

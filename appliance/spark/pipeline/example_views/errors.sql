@@ -2,13 +2,16 @@
 --
 -- window: 1m
 -- keys: topic, service
--- parts: counted
+-- parts: counted, summed
 with counted as (
     select start, topic, service, count(*) as n, count_if(level in ('emerg', 'alert', 'crit', 'error')) as bad
     from events
     where rejected is null
     group by start, topic, service
+), summed as (
+    select start, topic, service, sum(n) as n, sum(bad) as bad
+    from counted
+    group by start, topic, service
 )
-select start, topic, service, sum(n) as lines, sum(bad) as errors, sum(bad) / sum(n) as error_rate
-from counted
-group by start, topic, service
+select start, topic, service, n as lines, bad as errors, bad / n as error_rate
+from summed

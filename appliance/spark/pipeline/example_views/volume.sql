@@ -2,12 +2,15 @@
 --
 -- window: 1h
 -- keys: topic
--- parts: counted
+-- parts: counted, summed
 with counted as (
     select start, topic, count(*) as n, count(rejected) as bad
     from events
     group by start, topic
+), summed as (
+    select start, topic, sum(n) as n, sum(bad) as bad
+    from counted
+    group by start, topic
 )
-select start, topic, sum(n) as lines, sum(bad) as rejected
-from counted
-group by start, topic
+select start, topic, n as lines, bad as rejected
+from summed
