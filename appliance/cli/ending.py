@@ -7,13 +7,17 @@ pipe that is closed at its other end (``| head``) ends the command the same way,
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -50,6 +54,34 @@ def end_on_closed_pipe() -> Iterator[None]:
         with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("wb") as nothing:
             os.dup2(nothing.fileno(), sys.stdout.fileno())
         raise CommandEnded(signal.SIGPIPE) from None
+
+
+def run_in_order(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` in an event loop; SIGTERM and SIGHUP cancel it, as Ctrl-C does, so what it ends with may wait.
+
+    An exception that a handler of signals raises would be lost in the loop.
+    """
+    ended: list[int] = []
+
+    async def until_ended() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def end(number: int) -> None:
+            ended.append(number)
+            task.cancel()
+
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                loop.add_signal_handler(number, end, number)
+        return await work
+
+    try:
+        return asyncio.run(until_ended())
+    except asyncio.CancelledError:
+        if not ended:
+            raise
+        raise CommandEnded(ended[0]) from None
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -15,7 +15,7 @@ from ..config import load
 from ..errors import BadValue, ConfigFault, InvalidRequest, UnknownPartition
 from ..input_settings import NAME, TABLE, TYPES, WANTED_NAME
 from ..owners import acting_as_owner
-from . import output
+from . import ending, output
 from .config_commands import toml_value
 from .config_file import replace_config
 from .health_commands import ask_to_reload, check_read
@@ -276,7 +276,8 @@ def ledger(
 
         appliance inputs ledger --pipeline web.toml --data /tmp/box
     """
-    rows = [row for row in _rows(data, connect, topic, since) if source in ("", row.source)]
+    name = _name_of(source)
+    rows = [row for row in _rows(data, connect, topic, since) if name in ("", row.source)]
     if pipeline is not None:
         _print_audit(rows, pipeline, data, connect, as_json)
         return
@@ -349,7 +350,7 @@ def _print_audit(
 
 @app.command()
 def find(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file or a sender, as the ledger names it.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file, or a sender as the ledger names it.")],
     line: Annotated[int | None, typer.Option("--line", min=1, help="Number of the line of the file, from 1.")] = None,
     text: Annotated[str | None, typer.Option("--text", help="What the lines have in them.")] = None,
     since: LedgerSinceOption = "-7d",
@@ -383,7 +384,7 @@ def find(
 
         appliance inputs find /var/log/syslog --text "Out of memory" --since -1d --data /tmp/box
     """
-    from ..inputs.ledger import LedgerReading, shown_name
+    from ..inputs.ledger import LedgerReading
 
     if (line is None) == (text is None):
         raise typer.BadParameter("say which line: by --line or by --text")
@@ -392,7 +393,7 @@ def find(
     if topic not in topics:
         raise UnknownPartition(f"there is no topic {topic}: no input has published anything yet")
     reading = LedgerReading(until_ms=now_ms() + FIND_MS_MAX)
-    search = _Search(shown_name(source), topic, since, until, listener, topics, reading)
+    search = _Search(_name_of(source), topic, since, until, listener, topics, reading)
     columns, rows = _find_text(search, text or "") if line is None else _find_line(search, line)
     output.print_rows(rows, columns, as_json=as_json)
 
@@ -498,7 +499,7 @@ def ship(
     """
     import tempfile
 
-    from ..inputs.ship import Shipment, total_bytes
+    from ..inputs.ship import Shipment, check, total_bytes
     from ..inputs.ship import ship as ship_files
 
     listener = address(data, connect)
@@ -516,9 +517,10 @@ def ship(
         shipment = Shipment(
             listener, files, topic, store, topic_of_ledger, follow, data_dir=None if connect else data_dir(data)
         )
+        check(shipment)
         try:
-            stats = ship_files(shipment, on_progress)
-        except KeyboardInterrupt:
+            stats = ending.run_in_order(ship_files(shipment, on_progress))
+        except (KeyboardInterrupt, ending.CommandEnded):
             output.remark(f"stopped: what was read is flushed{'' if positions else '; --positions would remember it'}")
             raise
     row = {"lines": stats.lines, "bytes": stats.bytes, "messages": stats.messages, "gaps": stats.gaps}
@@ -551,6 +553,13 @@ def _timestamp(option: str, text: str) -> int:
     if spec.offset is not None:
         raise BadValue(f"{option} {text}: must be a time, such as -2h or 2026-11-25T08:00")
     return spec.timestamp
+
+
+def _name_of(source: str) -> str:
+    """What the ledger calls a source, which may be given as a file beside the shell."""
+    from ..inputs.ledger import shown_name
+
+    return shown_name(str(Path(source).absolute()) if source and Path(source).exists() else source)
 
 
 def _group_by_source(rows: Sequence[LedgerRow]) -> dict[tuple[str, str], list[LedgerRow]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from .. import units
-from ..errors import AlreadyRunning, NoDirectory, UnknownPartition
+from ..errors import AlreadyRunning, NoDirectory, StorageFault, UnknownPartition
 from ..owners import acting_as_owner
 from . import output
 from .asking import DryRunOption, YesOption, confirm, how_many
@@ -51,8 +51,10 @@ PartitionsArgument = Annotated[
 ]
 
 
-def directories(names: list[str] | None, data: Path | None) -> list[Path]:
+def directories(names: list[str] | None, data: Path | None, lost: Collection[Path] = ()) -> list[Path]:
     """The directories of the partitions named on the command line, a topic being all of its; of all if none is.
+
+    ``lost``: left out; they may be named.
 
     Raises:
         FileNotFoundError: a directory does not exist.
@@ -74,12 +76,16 @@ def directories(names: list[str] | None, data: Path | None) -> list[Path]:
                     f"{root}: no appliance has been started here",
                     remedy="name the directory of `appliance start --data DIR`",
                 )
-            return _partitions(root)
+            return [path for path in _partitions(root) if path not in lost]
+    names_of_lost = {name for path in lost for name in _names(path)}
     chosen: list[Path] = []
     for name in names:
         path = root / name if root is not None and "/" not in name else Path(name)
         with acting_as_owner(path):
-            paths = [path] if path.is_dir() else _partitions_of_topic(path)
+            there = [path] if path.is_dir() else _partitions_of_topic(path)
+            paths = [directory for directory in there if directory not in lost]
+            if not paths and name in names_of_lost:
+                continue
             if not paths and root is not None and "/" not in name:
                 raise UnknownPartition(f"{name}: no such partition or topic in {root}{_near(root, name)}")
             if not paths:
@@ -94,10 +100,53 @@ def directories(names: list[str] | None, data: Path | None) -> list[Path]:
 
 
 def _partitions(root: Path) -> list[Path]:
-    from ..log.partition_directory import DELETED_SUFFIX, TRASH_SUFFIX
+    """All of which anything is left: one may have lost its segments."""
+    from ..log.tools import is_partition
 
-    found_here = {path.parent for path in root.glob("*/*.log") if path.stem.isdecimal()}
-    return sorted(path for path in found_here if not path.name.endswith((DELETED_SUFFIX, TRASH_SUFFIX)))
+    numbered = [path for path in root.glob("*-*") if path.name.rpartition("-")[2].isdecimal()]
+    return sorted(path for path in numbered if path.is_dir() and is_partition(path))
+
+
+def _names(path: Path) -> tuple[str, str]:
+    """What a partition may be named by: itself, and its topic."""
+    return path.name, path.name.rpartition("-")[0]
+
+
+def lost_of(names: list[str] | None, data: Path | None) -> dict[Path, str]:
+    """The partitions of which nothing is left, with what is missing, of those that are named, or of all."""
+    root = data_dir(data)
+    if root is None:
+        return {}
+    with acting_as_owner(root):
+        try:
+            lost = _lost(root)
+        except StorageFault as error:
+            output.remark(f"which partitions are gone as a whole is not known: {error}")
+            return {}
+    return {path: loss for path, loss in sorted(lost.items()) if not names or set(_names(path)) & set(names)}
+
+
+def _lost(root: Path) -> dict[Path, str]:
+    """Those that the appliance says are offline; of a stopped one those of its catalog.
+
+    Topics of one ensemble may be stored by several appliances: it has those with the leader of what is here.
+    """
+    from ..catalog import Catalog
+    from ..log.partition_directory import trash_directory
+    from ..log.recovery import loss_of
+    from ..status import holder, read_state
+
+    if holder(root) and (state := read_state(root)):
+        return {root / name: loss for name in state["offline"] if (loss := loss_of(root / name))}
+    leaders = {
+        root / f"{topic.name}-{partition}": topic.leader(partition)
+        for topic in Catalog.load(root).topics.values()
+        for partition in topic.partitions
+        if not trash_directory(root, topic.id, partition).exists()  # the next start takes it out of the trash
+    }
+    lost = {path: loss for path in leaders if (loss := loss_of(path))}
+    here = {leader for path, leader in leaders.items() if path not in lost} or set(leaders.values())
+    return {path: loss for path, loss in lost.items() if here == {leaders[path]}}
 
 
 def _partitions_of_topic(path: Path) -> list[Path]:
@@ -238,9 +287,12 @@ def verify(partitions: PartitionsArgument = None, data: DataOption = None, as_js
     from ..log import tools
 
     reports = []
-    for directory in directories(partitions, data):
+    lost = lost_of(partitions, data)
+    for directory in directories(partitions, data, lost):
         with acting_as_owner(directory):
             reports.append(tools.verify(directory))
+    for path, loss in lost.items():
+        reports.append(tools.Report(path, 0, 0, 0, 0, 0, 0, [tools.Problem(tools.CORRUPT, path, 0, loss)]))
     rows = [_report_row(report) for report in reports]
     columns = ["partition", "segments", "start", "end", "batches", "messages", "holes", "state"]
     output.print_rows(rows, columns, as_json=as_json)
@@ -320,53 +372,60 @@ def repair(
 
         appliance log repair web-0 --data /var/lib/appliance --cut --dry-run
     """
-    gone = _gone(partitions or [], data_dir(data))
-    named = [name for name in partitions or [] if name not in {directory.name for directory in gone}]
-    chosen = directories(named or None, data) if named or not partitions else []
+    lost = lost_of(partitions, data)
+    gone, stranded = _gone(lost)
+    chosen = directories(partitions, data, lost)
     damaged, planned = _damaged(chosen, plan=cut or dry_run, cut=cut)
-    planned |= gone
     if any(plan.cut_bytes for plan in planned.values()) and not dry_run:
-        lost = [
+        cut_off = [
             f"{directory.name}: {units.size(plan.cut_bytes)} from offset {plan.end} on"
             for directory, plan in planned.items()
         ]
-        confirm(lost, f"End {how_many(len(lost), 'log')} there?", yes=yes)
+        confirm(cut_off, f"End {how_many(len(cut_off), 'log')} there?", yes=yes)
     if gone and not dry_run:
         confirm([directory.name for directory in gone], "All messages of these are gone: begin empty logs?", yes=yes)
-    rows = []
-    for directory in [*damaged, *gone]:
-        rows.append(
-            {"partition": directory.name, **(planned[directory]._asdict() if dry_run else _repair(directory, cut))}
-        )
+    plans = {directory: plan._asdict() for directory, plan in planned.items()} | gone
+    rows = [
+        {"partition": directory.name, **(plans[directory] if dry_run else _repair(directory, cut))}
+        for directory in [*damaged, *gone]
+    ]
     if as_json:
         output.print_json(rows)
-        return
+    else:
+        _say_repaired(rows, is_sound=not stranded)
+    for path in stranded:
+        output.remark(
+            f"{path}: {lost[path]}: put it back, or start the appliance and repair this again: it begins an empty log"
+        )
+    if stranded:
+        raise typer.Exit(STORAGE)
+
+
+def _say_repaired(rows: Sequence[dict[str, Any]], *, is_sound: bool) -> None:
     for row in rows:
         for action in row["actions"]:
             output.say(f"{row['partition']}: {action}")
-        output.say(f"{row['partition']}: offsets {row['start']} to {row['end']} can be read")
-    if not rows:
+        if row["end"] is not None:
+            output.say(f"{row['partition']}: offsets {row['start']} to {row['end']} can be read")
+    if not rows and is_sound:
         output.say("nothing to repair")
 
 
-def _gone(names: list[str], root: Path | None) -> dict[Path, Repaired]:
-    """The partitions of a running appliance of which nothing is left, of those that are named, or of all; and what
-    repairing them would do.
-    """
-    from ..log.recovery import loss_of
+def _gone(lost: Mapping[Path, str]) -> tuple[dict[Path, dict[str, Any]], list[Path]]:
+    """What repairing lost partitions would do, and those of a stopped appliance: only one that runs does it."""
     from ..log.repair import Repaired
-    from ..status import holder, read_state
+    from ..status import holder
 
-    gone: dict[Path, Repaired] = {}
-    if root is None:
-        return gone
-    with acting_as_owner(root):
-        state = read_state(root) if holder(root) else None
-        for name in sorted(state["offline"]) if state else ():
-            if (not names or name in names) and (loss := loss_of(root / name)):
-                action = f"{root / name}: {loss}: all its messages are lost; an empty log begins where it ended"
-                gone[root / name] = Repaired([action], 0, 0, 0, 0)
-    return gone
+    gone: dict[Path, dict[str, Any]] = {}
+    stranded: list[Path] = []
+    for path, loss in lost.items():
+        with acting_as_owner(path.parent):
+            if not holder(path.parent):
+                stranded.append(path)
+                continue
+        action = f"{path}: {loss}: all its messages are lost; an empty log begins where it ended"
+        gone[path] = Repaired([action], 0, 0, 0, 0)._asdict() | {"start": None, "end": None}
+    return gone, stranded
 
 
 def _damaged(chosen: list[Path], *, plan: bool, cut: bool) -> tuple[list[Path], dict[Path, Repaired]]:

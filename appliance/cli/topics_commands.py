@@ -373,18 +373,19 @@ def undelete(
     if unknown is not None:
         raise unknown
     _say_back(back, as_json)
+    if not as_json:
+        offsets = ", ".join(f"{output.safe(group)} ({number})" for group, number in sorted(back["offsets"].items()))
+        output.remark(
+            f"committed offsets of groups (in how many partitions): {offsets}" if offsets else "no group had read it"
+        )
 
 
 def _say_back(back: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         output.print_json(back)
         return
-    count, groups = back["partitions"], back["offsets"]
+    count = back["partitions"]
     output.say(f"{back['name']} is back with {count} partition{'s' if count != 1 else ''}")
-    offsets = ", ".join(f"{output.safe(group)} ({number})" for group, number in sorted(groups.items()))
-    output.remark(
-        f"committed offsets of groups (in how many partitions): {offsets}" if offsets else "no group had read it"
-    )
 
 
 @app.command()
@@ -432,6 +433,8 @@ def restore(
                     discard_trash(directory, topic_id)
             raise
     _say_back(back, as_json)
+    if not as_json:
+        output.remark("offsets that groups had committed are not restored: `appliance groups reset` sets them")
 
 
 def _unread_of_topic(unread: Mapping[tuple[str, int], Mapping[str, int]] | None, name: str) -> dict[str, int] | None:

@@ -152,7 +152,7 @@ def judge(seen: Seen) -> list[Finding]:
 
 def _down(seen: Seen) -> Finding:
     """It does not run: why its last start has failed, or how it has ended."""
-    start = f"`{shlex.join(['appliance', 'start', *seen.at])}`"
+    start = f"`{shlex.join(['appliance', 'start', *seen.at])}`, with its --config if it had one"
     if seen.at == ("--data", SERVICE_DATA) or not seen.at:
         start = "`systemctl start appliance`"
     if failed := seen.ended.get("failed_start"):
@@ -271,7 +271,7 @@ def _names_in_state(seen: Seen, state: str) -> list[str]:
 def _mend(seen: Seen, name: str) -> str:
     """What to do about the log of a partition that cannot be trusted, or whose reason says it."""
     if own := re.search(r"`[^`]+`.*$", seen.partitions[name][1]):
-        return own[0]
+        return re.sub(r"`appliance ([^`]+)`", lambda found: seen.command(*found[1].split()), own[0])
     shows, mends = seen.command("log", "verify", name), seen.command("log", "repair", name)
     return (
         f"{shows} shows the damage, {seen.command('log', 'repair', name, '--dry-run')} what can be kept, {mends} mends"

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from ..client import Admin
 from ..config import Config
 from ..errors import InvalidRequest, RequestTimedOut
-from ..input_settings import Files
+from ..input_settings import Files, fault_of
 from ..processes.messages import InputStats
 from ..shared.heartbeats import alone
 from .files import FilesInput, files_input
@@ -48,18 +48,15 @@ class Shipment(NamedTuple):
     data_dir: Path | None = None
 
 
-def ship(shipment: Shipment, on_progress: Callable[[InputStats], None]) -> InputStats:
-    """Ship; return when everything is flushed, with ``follow`` when it is interrupted.
+async def ship(shipment: Shipment, on_progress: Callable[[InputStats], None]) -> InputStats:
+    """Ship; return when everything is flushed, with ``follow`` when it is cancelled.
+
+    What was read until it is cancelled is flushed and noted, and in the ledger.
 
     Raises:
         ApplianceError: nothing more could be sent for ``patience_s``; the message has the reason.
-        KeyboardInterrupt: what was read by then is flushed and noted.
     """
-    return asyncio.run(_ship(shipment, on_progress))
-
-
-async def _ship(shipment: Shipment, on_progress: Callable[[InputStats], None]) -> InputStats:
-    settings = Files(include=_patterns(shipment.files), topic=shipment.topic, rotate_ms=1_000)
+    settings = _settings(shipment)
     with (
         contextlib.closing(PositionStore(shipment.positions)) as store,
         make_producer(
@@ -118,6 +115,16 @@ def total_bytes(files: Iterable[str]) -> int:
     if not paths:
         raise InvalidRequest(f"no such file: {', '.join(files)}")
     return sum(Path(path).stat().st_size for path in paths)
+
+
+def check(shipment: Shipment) -> None:
+    """Raise InvalidRequest when no topic has the name that is given, whatever the files are called."""
+    if fault := fault_of("files", _settings(shipment)):
+        raise InvalidRequest(fault)
+
+
+def _settings(shipment: Shipment) -> Files:
+    return Files(include=_patterns(shipment.files), topic=shipment.topic, rotate_ms=1_000)
 
 
 def _patterns(files: Iterable[str]) -> tuple[str, ...]:

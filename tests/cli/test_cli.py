@@ -88,6 +88,20 @@ def test_exit_statuses_are_documented() -> None:
     assert {kind.exit_status for kind in kinds if issubclass(kind, errors.ApplianceError)} <= set(documented)
 
 
+def test_the_table_of_commands_has_all_of_them() -> None:
+    """Words after a name in the same cell are of the same group: `appliance log dump`, `verify`."""
+    table = PAGE.partition("| commands | do |\n|---|---|\n")[2].partition("\n\n")[0]
+    listed = set()
+    for row in table.splitlines():
+        group: tuple[str, ...] = ()
+        for name in re.findall(r"`([^`]+)`", row.split("|")[1]):
+            words = [word for word in name.split() if not word.isupper() and not word[0].isupper()]
+            if words[0] == "appliance":
+                group, words = tuple(words[1:-1]), words[-1:]
+            listed.add((*group, *words))
+    assert listed == {words for words, _ in COMMANDS}
+
+
 def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "--version") == 0
     assert re.fullmatch(r"appliance \d+\.\d+\.\d+\n", capsys.readouterr().out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from appliance.client import Producer
 
 from ..support.command_line import run, succeeding
 from ..support.log_batches import batch, filled
-from ..support.server import Server
+from ..support.server import Server, wait_for
 
 
 @pytest.fixture
@@ -194,3 +195,34 @@ def test_a_repaired_log_has_an_index_again(stopped: Server) -> None:
     index.write_bytes(b"")
     succeeding("log", "repair", "web-0", *at)
     assert len(before) >= len(index.read_bytes()) >= len(before) // 2
+
+
+def test_verify_and_repair_name_partitions_of_which_nothing_is_left(stopped: Server) -> None:
+    """A directory, all segments of one, and a topic as a whole, while it does not run and while it does."""
+    at = ("--data", str(stopped.data_dir))
+    kept = succeeding("log", "verify", "--json", *at).json
+    assert [row["partition"] for row in kept] == ["web-0", "web-1"]
+    shutil.rmtree(stopped.data_dir / "web-1")
+    for name in ("web-1", "web", None):
+        said = run("log", "verify", *([name] if name else []), "--json", *at)
+        rows = {row["partition"]: row for row in said.json}
+        assert said.status == 74 and rows["web-1"]["state"] == "corrupt" and len(rows) == (1 if name == "web-1" else 2)
+        assert rows["web-1"]["problems"][0]["reason"] == "the directory is missing"
+        mended = run("log", "repair", *([name] if name else []), "--dry-run", *at)
+        assert mended.status == 74 and "nothing to repair" not in mended.out
+        assert f"{stopped.data_dir / 'web-1'}: the directory is missing: put it back, or start" in mended.err
+    stopped.start()
+    wait_for(lambda: "web-1" in stopped.state["offline"], "the loss to be seen")
+    assert run("log", "verify", *at).status == 74
+    planned = succeeding("log", "repair", "web", "--dry-run", *at)
+    assert "an empty log begins where it ended" in planned.out and "can be read" not in planned.out
+    assert "web-1: offsets 0 to 0 can be read" in succeeding("log", "repair", "web", "--yes", *at).out
+    succeeding("log", "verify", *at)
+
+
+def test_verify_names_a_partition_without_segments(stopped: Server) -> None:
+    at = ("--data", str(stopped.data_dir))
+    for path in (stopped.data_dir / "web-0").glob("*.log"):
+        path.unlink()
+    said = run("log", "verify", "--json", *at)
+    assert said.status == 74 and [row["state"] for row in said.json] == ["corrupt", "sound"]

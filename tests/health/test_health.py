@@ -101,11 +101,20 @@ def test_each_thing_that_is_wrong(
 def test_nothing_runs() -> None:
     (finding,) = judge(Seen(None))
     assert (finding.exit_status, finding.condition.stops_all) == (75, True)
+    (finding,) = judge(Seen(None, at=("--data", "/srv/box")))
+    assert finding.todo == "`appliance start --data /srv/box`, with its --config if it had one"
 
 
 def test_damage_is_worse_than_what_passes() -> None:
     findings = wrong(seen(WELL | {"limits": [LIMIT], "zookeeper": {"state": "lost"}}, {"t-0": "offline"}))
     assert exit_status(findings) == 74 and findings[0].exit_status == 74
+
+
+def test_the_remedy_that_a_reason_names_is_for_this_appliance() -> None:
+    reason = "/srv/t-0: the directory is missing: put it back, or `appliance log repair t-0` begins an empty log"
+    about = seen(WELL | {"offline": {"t-0": reason}}, {})._replace(at=("--data", "/srv"))
+    (finding,) = wrong(about)
+    assert finding.todo == "`appliance log repair t-0 --data /srv` begins an empty log"
 
 
 def test_a_warning_alone_has_no_exit_status() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import grp
 import os
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from appliance.errors import OthersDirectory
 from appliance.inputs.service_rights import DROP_IN, MARK, SOCKET, apply_units
 
 from ..support.command_line import run, succeeding
+from ..support.native_peer import Peer
 from ..support.places import open_place
 from ..support.server import Server, wait_for
 
@@ -170,7 +174,9 @@ def test_files_of_a_journal_that_the_service_cannot_read_are_named() -> None:
         assert "system.journal" in said.out and "systemd-journal" in said.out and "1 files" in said.out
 
 
-def test_files_are_shipped_once_however_often_the_command_is_called(tmp_path: Path) -> None:
+def test_files_are_shipped_once_however_often_the_command_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log, positions = tmp_path / "logs/app.log", tmp_path / "positions"
     log.parent.mkdir()
     with Server(tmp_path / "data") as server:
@@ -183,8 +189,39 @@ def test_files_are_shipped_once_however_often_the_command_is_called(tmp_path: Pa
         assert succeeding("ship", f"{log}*", *to).json["lines"] == 0
         said = succeeding("consume", "app", "--from", "earliest", "--max", "4", "--data", str(server.data_dir))
         assert said.out == "one\ntwo\nthr\nfour\n"
+        monkeypatch.chdir(log.parent)
+        assert {row["source"] for row in succeeding("inputs", "ledger", log.name, *to[4:]).json} == {str(log)}
+        places = succeeding("inputs", "find", log.name, "--line", "1", *to[4:]).json
+        assert [place["message"] for place in places] == ["there", "there"]
+        for name in ("", "a b", "app-{host}"):
+            refused = run("ship", str(log), "--topic", name, *to[2:])
+            assert refused.status == 65 and f"topic = {name!r}: must be the name of a topic" in refused.err
         absent = run("ship", str(tmp_path / "no.log"), *to)
         assert absent.status and "no such file" in absent.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_whoever_ends_it_has_what_was_shipped_in_the_ledger(tmp_path: Path, number: int) -> None:
+    """As `systemctl stop`, a logout, and Ctrl-C do; without positions nobody else could tell the ledger later."""
+    log, scratch = tmp_path / "app.log", tmp_path / "scratch"
+    log.write_bytes(b"one\ntwo\n")
+    scratch.mkdir()
+    with Server(tmp_path / "data") as server:
+        at = ("--data", str(server.data_dir))
+        with Peer(server.native) as peer:
+            peer.create("app")
+        shipping = subprocess.Popen(
+            [sys.executable, "-m", "appliance", "ship", str(log), "--topic", "app", "--follow", *at],
+            env=os.environ | {"TMPDIR": str(scratch)},
+            stderr=subprocess.PIPE,
+        )
+        said = succeeding("consume", "app", "--from", "earliest", "--max", "2", "--timeout", "60", *at)
+        assert said.out == "one\ntwo\n"
+        shipping.send_signal(number)
+        assert b"stopped: what was read is flushed" in shipping.communicate(timeout=60)[1]
+        assert shipping.returncode == 128 + number and not list(scratch.iterdir())
+        (row,) = succeeding("inputs", "ledger", "--json", *at).json
+        assert (row["source"], row["lines"], row["bytes"]) == (str(log), 2, 8)
 
 
 def test_rights_are_those_that_inputs_need() -> None:
