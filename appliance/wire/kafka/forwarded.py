@@ -115,7 +115,7 @@ def encode(response: Mapping[str, Any], correlation_id: int, api_key: int, api_v
         out.pos = _FRAME_HEAD.size + len(encoder.rest_of_header)
         out.buf[_FRAME_HEAD.size : out.pos] = encoder.rest_of_header
         encoder.write(_Fields(**_values(encoder.definition, api_version, response)), out)
-        _FRAME_HEAD.pack_into(out.buf, 0, out.pos - _SIZE_BYTES, correlation_id)
+        out.buf[: _FRAME_HEAD.size] = _FRAME_HEAD.pack(out.pos - _SIZE_BYTES, correlation_id)
         return bytes(out.result())
 
 

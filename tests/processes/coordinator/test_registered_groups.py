@@ -143,6 +143,34 @@ def test_in_a_new_session_everything_is_registered_again(bench: Bench) -> None:
     assert group is not None and len(group.members) == 2
 
 
+def test_the_nodes_of_a_hundred_members_are_written_in_one_request(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(bench, "g", member("first"))  # makes the nodes above
+    bench.run(nothing())
+    writes: list[str] = []
+    ask = bench.registry.ask
+
+    def noted(operation: Operation[Any]) -> Operation[Any]:
+        replies: Any = None
+        while True:
+            try:
+                requests = operation.send(replies)
+            except StopIteration as finished:
+                return finished.value
+            writes.extend(request.verb for request in requests if request.verb != "get")
+            replies = yield requests
+
+    async def counted(operation: Operation[Any], **options: Any) -> Any:
+        return await ask(noted(operation), **options)
+
+    monkeypatch.setattr(bench.registry, "ask", counted)
+    register(bench, "g", *(member(f"m{number}") for number in range(member_registration.WINDOW)))
+    bench.run(nothing())
+    assert writes == ["multi", "multi"], "the first member is taken away, and the others are written"
+    assert consumer("g", "m99") in bench.registry.tree.nodes and consumer("g", "first") not in bench.registry.tree.nodes
+
+
 ANY_TEXT = st.text(st.characters(), max_size=30)
 PARTITION = st.tuples(ANY_TEXT | st.just("logs") | st.just(".."), st.integers(-3, 10))
 MEMBER = st.builds(
