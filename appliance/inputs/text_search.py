@@ -98,7 +98,7 @@ class TextSearch:
                 return
             for message in messages:
                 while there and message.offset >= there[0].block.offset + there[0].block.messages:
-                    there.popleft()
+                    there.popleft()  # its last messages were compacted
                 if not there:
                     return
                 row = there[0]
@@ -108,6 +108,10 @@ class TextSearch:
                     is_own = _is_of(message, row)
                 if is_own and self._text in (message.value or b""):
                     yield TextMatch(row, _line_of(row.block, message.offset), message.offset, message.value or b"")
+                if message.offset == row.block.offset + row.block.messages - 1:
+                    there.popleft()
+                    if not there:  # nothing may follow
+                        return
             if there and there[0].block.offset > consumer.position(*part) + NEAR_BYTES:
                 consumer.seek(*part, there[0].block.offset)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,11 @@ def test_lines_with_a_text_are_found_among_those_of_others(tmp_path: Path, monke
             wait_for(lambda: len(messages_of(server, "disk")) == 2 * len(program.lines), "all lines")
         server.stop()
         server.start()
-        rows = [row for row in rows_of(server) if row.input == "disk"]
-        monkeypatch.setattr(f"{__name__}.rows_of", lambda _: rows)
+        published = rows_of(server)
         values = {offset: value for offset, value, _ in messages_of(server, "disk")}
-        for text in ("7", "59", "9 x", "no such text"):
+        for name, text in itertools.product(("disk", "other"), ("7", "59", "9 x", "no such text")):  # one ends the log
+            rows = [row for row in published if row.input == name]
+            monkeypatch.setattr(f"{__name__}.rows_of", lambda _, rows=rows: rows)
             matches, is_cut = found_in(server, text)
             wanted = [(at + 1, line) for at, line in enumerate(program.lines) if text.encode() in line]
             assert ([(match.line, match.value) for match in matches], is_cut) == (wanted, False)
