@@ -195,18 +195,10 @@ class FilesInput:
                 generation.is_dirty = True
 
     async def drain(self) -> None:
-        """Wait until everything that was read is flushed, or has failed."""
-        while True:
-            waiting = [
-                future
-                for generation in self._generations.read
-                if generation.in_flight
-                for future in generation.in_flight.waiting()
-            ]
-            if not waiting:
-                return
-            await asyncio.wait(waiting)
-            await asyncio.sleep(0)  # their callbacks
+        """Wait until everything that was read is flushed and noted, or has failed."""
+        while sent := [generation.in_flight for generation in self._generations.read if generation.in_flight]:
+            for blocks in sent:
+                await blocks.drain()
 
     # ---- which files there are
 

@@ -33,6 +33,16 @@ class InOrder(Generic[T]):
         """Those that are not done."""
         return (future for _, future in self._blocks if not future.done())
 
+    async def drain(self) -> None:
+        """Wait until all blocks are flushed and taken, or have failed.
+
+        What is done is not taken yet: that is done by a callback, which comes later.
+        """
+        while self._blocks:
+            if waiting := list(self.waiting()):
+                await asyncio.wait(waiting)
+            await asyncio.sleep(0)
+
     def add_block(self, block: T, future: asyncio.Future[Placed]) -> None:
         self._blocks.append((block, future))
         future.add_done_callback(self._settle)

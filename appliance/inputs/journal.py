@@ -132,10 +132,8 @@ class _JournalInput:
             delay_s = min(2 * delay_s, RESTART_S_MAX)
 
     async def drain(self) -> None:
-        """Wait until everything that was read is flushed, or has failed."""
-        while waiting := list(self._in_order.waiting()):
-            await asyncio.wait(waiting)
-            await asyncio.sleep(0)  # their callbacks
+        """Wait until everything that was read is flushed and noted, or has failed."""
+        await self._in_order.drain()
 
     async def _begin(self) -> Source:
         """Note durably where the journal is begun, before anything of it is sent.
