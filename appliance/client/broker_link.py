@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import select
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -135,27 +134,6 @@ class BrokerLink:
         if connection.connecting:  # what was posted follows the handshake
             self.flush(self.flushed_s)
         return connection.receive()
-
-    def due_s(self, request_timeout_s: float) -> float:
-        """When the broker will be late, see :meth:`overdue`, or is connected with again."""
-        connection = self.connection
-        if connection is None:
-            return self.resume_s if self.ready else math.inf
-        due_s = math.inf
-        if not connection.greeted:
-            due_s = self._connected_s + CONNECT_TIMEOUT_S
-        if self.awaiting:
-            queue, sent_s = self.awaiting[0]
-            due_s = min(due_s, sent_s + request_timeout_s, queue.in_flight[0].deadline_s)
-        if self._unsent:
-            due_s = min(due_s, self._unsent[0][0].in_flight[0].deadline_s)
-        return due_s
-
-    @property
-    def holds_back(self) -> bool:
-        """Whether bytes wait for others, to share a system call with them."""
-        connection = self.connection
-        return connection is not None and connection.greeted and bool(connection.out_bytes) and not self._blocked
 
     def overdue(self, now_s: float, request_timeout_s: float) -> RequestTimedOut | None:
         """The error if the broker has not answered, or not taken bytes, in time; else None."""

@@ -16,7 +16,6 @@ less than the linger time ago, and until there are :data:`WRITE_BYTES` of them.
 from __future__ import annotations
 
 import math
-import os
 import select
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -72,12 +71,7 @@ class Dispatcher:
         self._links: dict[int, BrokerLink] = {}
         self._stalled: dict[RoutedQueue, None] = {}  # an ordered set
         self._check_due_s = 0.0
-        self._expires_s = math.inf
-        """When the time of a batch is over, or earlier; those that come have more time than those that are there."""
         self._epoll = select.epoll()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._bell, select.EPOLLIN)
-        self._rung = False
 
     # ---- queues
 
@@ -87,7 +81,6 @@ class Dispatcher:
         if queue is None:
             queue = self.queues[batch.topic, batch.partition] = self._new_queue(batch.topic, batch.partition)
         queue.waiting.append(batch)
-        self._expires_s = min(self._expires_s, batch.deadline_s)
         link = queue.link
         if link is not None:
             link.ready[queue] = None
@@ -192,6 +185,10 @@ class Dispatcher:
                             self._fill(link, now_s)
 
     @property
+    def has_stalled(self) -> bool:
+        return bool(self._stalled)
+
+    @property
     def in_use(self) -> bool:
         """Whether something moves, or is to be answered, on a connection."""
         return any(link.in_use for link in self._links.values())
@@ -202,40 +199,25 @@ class Dispatcher:
 
     @property
     def due_s(self) -> float:
-        """When there will be something to do that no socket reports: the end of a back-off, or of the time of a batch.
-
-        Requests of the background thread are not among it.
-        """
-        options, background = self._options, self._background
-        due_s, flush_s = self._expires_s, math.inf
+        """When there will be something to do while no connection is in use: a back-off or the time of a batch ends."""
+        due_s = math.inf
         for link in self._links.values():
-            due_s = min(due_s, link.due_s(options.request_timeout_ms / 1000))
-            if link.holds_back:
-                flush_s = min(flush_s, link.flushed_s + options.linger_s)
+            if link.ready:
+                due_s = min(due_s, link.resume_s)
+        for queue in self.queues.values():
+            if queue.waiting:
+                due_s = min(due_s, queue.waiting[0].deadline_s)
+        background = self._background
         for queue in self._stalled:
             is_requested = queue.topic in background.stale_topics
             is_requested = is_requested or (queue.identity is Numbering.WANTED and background.wants_id)
             if queue.waiting and not is_requested:
-                due_s = min(due_s, queue.resume_s)
-        return min(max(due_s, self._check_due_s), flush_s)
+                due_s = min(due_s, max(queue.resume_s, self._check_due_s))
+        return due_s
 
-    def wait(self, timeout_s: float | None) -> None:
-        """Wait until a connection can be read or written, or :meth:`wake`; None: without an end.
-
-        The only method to call without the lock.
-        """
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a connection can be read or written.  The only method to call without the lock."""
         self._epoll.poll(timeout_s)
-
-    def wake(self) -> None:
-        """Let the threads that wait for connections look again."""
-        self._rung = True
-        os.eventfd_write(self._bell, 1)
-
-    def quiet_bell(self) -> None:
-        """Whoever was to be woken looks again."""
-        if self._rung:
-            self._rung = False
-            os.eventfd_read(self._bell)
 
     def disconnect(self) -> None:
         """Close all connections and drop all queues."""
@@ -248,7 +230,6 @@ class Dispatcher:
 
     def close(self) -> None:
         self._epoll.close()
-        os.close(self._bell)
 
     # ---- sending
 
@@ -366,15 +347,11 @@ class Dispatcher:
             overdue = link.overdue(now_s, self._options.request_timeout_ms / 1000)
             if overdue is not None:
                 self._on_link_failed(link, overdue, now_s)
-        self._expires_s = math.inf
         for queue in self.queues.values():
             if queue.waiting and queue.waiting[0].deadline_s <= now_s:
                 cause = queue.trouble or self._oldest_trouble()
                 for done in queue.expire(now_s, cause):
                     self._outstanding.complete(*done)
-            for batches in (queue.waiting, queue.in_flight):
-                if batches:
-                    self._expires_s = min(self._expires_s, batches[0].deadline_s)
         stalled, self._stalled = self._stalled, {}
         for queue in stalled:
             if queue.waiting:

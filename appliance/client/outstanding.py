@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 from ..errors import ApplianceError
 from .callbacks import Callbacks
@@ -11,12 +10,9 @@ from .delivery import OFFSET_UNKNOWN, ProducerBatch
 
 
 class Outstanding:
-    """The batches, the bytes that they take, and the threads that wait for them.  Change it with ``lock`` held.
+    """The batches, the bytes that they take, and the threads that wait for them.  Change it with ``lock`` held."""
 
-    ``on_change`` is called, with the lock held, when a batch is done or removed: one thread waits for sockets instead.
-    """
-
-    def __init__(self, lock: threading.Lock, on_change: Callable[[], None]) -> None:
+    def __init__(self, lock: threading.Lock) -> None:
         self.batches: dict[ProducerBatch, None] = {}  # an ordered set
         self.buffered_bytes = 0
         """Bytes of the producer's buffer in use, those of open batches included."""
@@ -25,7 +21,6 @@ class Outstanding:
         self.failure: ProducerBatch | None = None
         """The first batch that was not delivered."""
         self.callbacks = Callbacks(lock, self._remove)
-        self._on_change = on_change
         self._changed = threading.Condition(lock)
         self._waiters = 0
 
@@ -38,7 +33,6 @@ class Outstanding:
         batch.complete(error, offset)
         if batch.callbacks:
             self.callbacks.add_batch(batch)
-            self.wake()
         else:
             self._remove(batch)
 
@@ -55,27 +49,15 @@ class Outstanding:
             else:
                 self._remove(batch)
 
-    def wait(self, timeout_s: float | None) -> None:
-        """Wait until a batch is done or removed, or :meth:`wake`, without holding the lock meanwhile."""
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a batch is removed, without holding the lock meanwhile."""
         self._waiters += 1
-        try:
-            self._changed.wait(timeout_s)
-        finally:
-            self._waiters -= 1
-
-    @property
-    def awaited(self) -> bool:
-        """Whether a thread waits here."""
-        return self._waiters > 0
-
-    def wake(self) -> None:
-        """Let all threads that wait look again."""
-        if self._waiters:
-            self._changed.notify_all()
-        self._on_change()
+        self._changed.wait(timeout_s)
+        self._waiters -= 1
 
     def _remove(self, batch: ProducerBatch) -> None:
         if batch in self.batches:  # perhaps again, after an interrupt between these two statements
             self.buffered_bytes, batch.bytes = self.buffered_bytes - batch.bytes, 0
             del self.batches[batch]
-        self.wake()
+        if self._waiters:
+            self._changed.notify_all()

@@ -44,16 +44,12 @@ AWAKE_TICKS: Final = 10
 
 A sender of two messages a second would keep it awake all the time if it ticked for half a second.
 """
+POLL_S_MAX: Final = 0.05
 JOIN_S_MAX: Final = 5.0
 """How long ``stop`` waits for the thread to end; its requests are aborted."""
 QUIET_PUMPS: Final = 2
 """After this many pumps by other threads in a tick the background thread leaves the sockets to them: it would only
 compete for the interpreter lock."""
-
-
-def _timeout_s(left_s: float) -> float | None:
-    """None instead of a time without an end."""
-    return left_s if left_s < math.inf else None
 
 
 class Sender:
@@ -79,7 +75,7 @@ class Sender:
         jitter: Callable[[], float],
     ) -> None:
         self.lock = threading.Lock()
-        self.outstanding = Outstanding(self.lock, self._wake_driver)
+        self.outstanding = Outstanding(self.lock)
         self.callbacks = self.outstanding.callbacks
         self.troubles = Troubles(clock)
         self.broken: ClientBroken | None = None
@@ -103,14 +99,11 @@ class Sender:
         self._dispatcher = Dispatcher(
             cluster, options, self.outstanding, self._background, self.troubles, jitter=jitter
         )
-        self._driver = 0  # the thread that waits for the sockets, in drive()
-        self._driver_waits = False
-        self._driver_until_s = 0.0
+        self._driver = 0  # the thread that waits for the sockets
         self._pumps = 0
         self._threads = Threads("producer", self._thread_ended)
         self._wake = threading.Event()
         self._asleep = False
-        self._asleep_until_s = 0.0
         self._stopping = False
         self._tick_s = min(max(options.linger_s, TICK_S_MIN), TICK_S_MAX)
 
@@ -142,10 +135,6 @@ class Sender:
         self.torn = True
         self._pumps += stays
         self._dispatcher.work(now_s, hurry)
-        if self._driver_waits and self._dispatcher.due_s < self._driver_until_s:
-            self._wake_driver()
-        if self._asleep and self._background.due_s < self._asleep_until_s:
-            self.awaken()
         self.torn = False
 
     def is_whole(self) -> bool:
@@ -156,73 +145,40 @@ class Sender:
 
     # ---- waiting, without the lock
 
-    def drive(
-        self, done: Callable[[], bool], timeout_s: float | None, meanwhile: Callable[[], None] | None = None
-    ) -> bool:
-        """Work until ``done()``.  False if time is up first; returns at once in a callback, which must not wait.
-
-        One thread, the driver, waits for the sockets, for what is due, and for what other threads do
-        (:meth:`_wake_driver`).  Others that wait are woken when a batch is done, and when the driver leaves.
-
-        Args:
-            done: called with the lock held.
-            meanwhile: called before each look, with the lock held.
-        """
+    def drive(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Work until ``done()``.  False if time is up first; returns at once in a callback, which must not wait."""
         if self.callbacks.is_here:
-            with self.lock:
-                if meanwhile is not None:
-                    meanwhile()
-                return done()
-        deadline_s = math.inf if timeout_s is None else self._clock() + timeout_s
+            return done()
+        deadline_s = None if timeout_s is None else self._clock() + timeout_s
+        here = threading.get_ident()
         try:
             while True:
                 with self.lock:
-                    if meanwhile is not None:
-                        meanwhile()
                     if not done():
                         self.pump(self._clock(), True)
                         if self.broken is not None:  # breaking may have been interrupted, too
                             self.outstanding.fail_all(self.broken)
                     finished = done()
-                    if self.callbacks.pending:  # they take their time
-                        self._leave()
                 self.callbacks.run()
-                with self.lock:
-                    if finished or done():
-                        return True
-                    now_s = self._clock()
-                    if now_s >= deadline_s:
+                if finished or done():
+                    return True
+                pause_s = CHECK_S if self._dispatcher.has_stalled else POLL_S_MAX
+                if deadline_s is not None:
+                    left_s = deadline_s - self._clock()
+                    if left_s <= 0:
                         return False
-                    if self._driver not in (0, threading.get_ident()):
-                        self.outstanding.wait(_timeout_s(deadline_s - now_s))
-                        continue
-                    self._driver, self._driver_waits = threading.get_ident(), True
-                    self._driver_until_s = min(deadline_s, self._dispatcher.due_s)
-                self._dispatcher.wait(_timeout_s(max(0.0, self._driver_until_s - now_s)))
+                    pause_s = min(pause_s, left_s)
                 with self.lock:
-                    self._driver_waits = False
-                    self._dispatcher.quiet_bell()
+                    if not self._driver:
+                        self._driver = here
+                    elif not done():
+                        self.outstanding.wait(pause_s)
+                if self._driver == here:
+                    self._dispatcher.wait(pause_s)
+                    self._driver = 0
         finally:
-            with self.lock:
-                self._leave()
-
-    def _leave(self) -> None:
-        """This thread drives no more: another one that waits does, or the background thread.  With the lock held."""
-        if self._driver == threading.get_ident():
-            self._driver, self._driver_waits = 0, False
-            self._dispatcher.quiet_bell()
-        if self._driver:
-            return
-        if self.outstanding.awaited:
-            self.outstanding.wake()
-        elif self.outstanding.batches:
-            self.awaken()
-
-    def _wake_driver(self) -> None:
-        """Let the driver look again, if it waits: what it waits for has changed.  Call it with the lock held."""
-        if self._driver_waits:
-            self._driver_waits = False
-            self._dispatcher.wake()
+            if self._driver == here:
+                self._driver = 0
 
     def raise_error(self) -> None:
         """Raise what broke this sender, or what a callback raised.
@@ -298,14 +254,16 @@ class Sender:
         False if ``deadline_s`` is over first, and in a callback, which must not wait.
         """
         batches = self.outstanding.batches
-
-        def fail_waiting() -> None:  # each time: what is in flight may come back, to be sent again
-            for batch in self._dispatcher.drop_waiting():
-                self.outstanding.fail(batch, error)
-
-        timeout_s = None if deadline_s is None else max(0.0, deadline_s - self._clock())
-        if not self.drive(lambda: not batches, timeout_s, fail_waiting):
-            return False
+        while True:  # what is in flight may come back, to be sent again
+            with self.lock:
+                for batch in self._dispatcher.drop_waiting():
+                    self.outstanding.fail(batch, error)
+            if self.drive(lambda: not batches, CHECK_S):
+                break
+            if self.callbacks.is_here:  # its own batch is among them until it returns
+                return False
+            if deadline_s is not None and self._clock() >= deadline_s:
+                return False
         # A request under way would come behind the end of the transaction.
         left_s = -1.0 if deadline_s is None else max(0.0, deadline_s - self._clock())
         if not self._adding.acquire(timeout=left_s):
@@ -377,9 +335,7 @@ class Sender:
                 stale_topics = self._background.take_due(now_s, self._dispatcher.queues)
                 rest_s = self._rest_s(now_s, due_s)
                 tick_s = CHECK_S if self._dispatcher.stands_still(now_s) else self._tick_s
-                settled = now_s >= awake_until_s or self._driver_waits
-                self._asleep_until_s = now_s + rest_s
-                self._asleep = settled and stale_topics is None and rest_s > self._tick_s
+                self._asleep = now_s >= awake_until_s and stale_topics is None and rest_s > self._tick_s
                 self._wake.clear()
             self.callbacks.run()
             if stale_topics is not None:

@@ -9,8 +9,6 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -149,66 +147,6 @@ def test_its_thread_turns_seldom_while_an_appliance_does_not_answer(peer: Peer) 
         assert failed.wait(TIMEOUT_S)
         assert turns.count <= 12 * AWAKE_TICKS
         answers.set()
-
-
-class Waits:
-    """Counts how often the threads of a producer wait for sockets: each is a system call, and a wake-up."""
-
-    def __init__(self, producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = 0
-        self._wait = producer._sender._dispatcher.wait
-        monkeypatch.setattr(producer._sender._dispatcher, "wait", self._counted)
-
-    def _counted(self, timeout_s: float | None) -> None:
-        self.count += 1
-        self._wait(timeout_s)
-
-
-@pytest.mark.parametrize("waits_in", ["flush", "result", "drop"])
-def test_who_waits_for_an_appliance_that_does_not_answer_wakes_up_for_what_is_due_only(
-    peer: Peer, waits_in: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It woke up 20 times a second, and the producer's thread 50 times; ``drop`` 50 times."""
-    turns, answers = Turns(), threading.Event()
-    with make(peer, linger_ms=0, clock=turns, delivery_timeout_ms=1_000) as producer:
-        producer.send("t", b"x").result(TIMEOUT_S)
-        peer.faults.append(lambda *_: answers.wait(TIMEOUT_S) and None)
-        delivery = producer.send("t", b"y")
-        waits, before = Waits(producer, monkeypatch), turns.count
-        if waits_in == "flush":
-            producer.flush(TIMEOUT_S)
-        elif waits_in == "result":
-            with pytest.raises(RequestTimedOut):
-                delivery.result(TIMEOUT_S)
-        else:
-            assert producer.drop()
-        assert waits.count <= 10 and turns.count - before <= 2 * AWAKE_TICKS
-        answers.set()
-
-
-def test_threads_that_wait_together_wake_each_other(peer: Peer) -> None:
-    """Goal: whoever waits learns of it when another thread has taken the reply, and drives when the driver leaves.
-
-    Method: each reply that comes is the last thing that happens for a while: a lost wake-up would end in a time-out.
-    """
-    held: SimpleQueue[threading.Event] = SimpleQueue()
-
-    def hold(*_: Any) -> None:
-        peer.faults.clear()
-        held.put(goes := threading.Event())
-        assert goes.wait(TIMEOUT_S)
-
-    with make(peer, linger_ms=0) as producer, ThreadPoolExecutor(3) as threads:
-        for _ in range(20):
-            peer.faults.append(hold)
-            first = producer.send("t", b"first")
-            waiting = [threads.submit(first.result, TIMEOUT_S), threads.submit(producer.flush, TIMEOUT_S)]
-            goes = held.get(timeout=TIMEOUT_S)
-            waiting.append(threads.submit(producer.send("t", b"second").result, TIMEOUT_S))
-            wait_for(lambda: producer._sender._driver_waits, "one to wait for the sockets")
-            goes.set()
-            for each in waiting:
-                each.result(TIMEOUT_S)
 
 
 def test_records_keep_key_headers_timestamp_and_their_place_among_plain_values(peer: Peer) -> None:
