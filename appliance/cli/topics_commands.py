@@ -402,8 +402,8 @@ def restore(
     """Restore one topic of a backup into a running appliance; everything else stays as it is.
 
     It is a new topic with the messages and the settings of the backup, and with what is known of idempotent producers.
-    The offsets of groups are not restored: `appliance groups reset` sets them. Retention holds for it at once: if it is
-    older than its retention.ms, give a longer one with --setting.
+    The offsets of groups are not restored: `appliance groups reset GROUP ...` sets them. Retention holds for the topic
+    at once: if it is older than its retention.ms, give a longer one with --setting.
 
     [b]Examples[/b]
 
@@ -434,7 +434,7 @@ def restore(
             raise
     _say_back(back, as_json)
     if not as_json:
-        output.remark("offsets that groups had committed are not restored: `appliance groups reset` sets them")
+        output.remark("offsets of groups are not restored: `appliance groups reset GROUP ...` sets them")
 
 
 def _unread_of_topic(unread: Mapping[tuple[str, int], Mapping[str, int]] | None, name: str) -> dict[str, int] | None:

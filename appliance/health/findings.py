@@ -25,6 +25,8 @@ from . import conditions
 from .conditions import CONDITIONS, CRITICAL, Condition
 from .host import Host, LogUse
 
+OWN_COMMAND: Final = re.compile("`" + r"appliance ([^`]+)`")
+"""A command of ours in a text, which does not name the data directory."""
 NAMED_MAX: Final = 10
 LISTED_MAX: Final = 3
 """Names that one finding lists."""
@@ -271,7 +273,7 @@ def _names_in_state(seen: Seen, state: str) -> list[str]:
 def _mend(seen: Seen, name: str) -> str:
     """What to do about the log of a partition that cannot be trusted, or whose reason says it."""
     if own := re.search(r"`[^`]+`.*$", seen.partitions[name][1]):
-        return re.sub(r"`appliance ([^`]+)`", lambda found: seen.command(*found[1].split()), own[0])
+        return OWN_COMMAND.sub(lambda found: seen.command(*found[1].split()), own[0])
     shows, mends = seen.command("log", "verify", name), seen.command("log", "repair", name)
     return (
         f"{shows} shows the damage, {seen.command('log', 'repair', name, '--dry-run')} what can be kept, {mends} mends"
