@@ -4,7 +4,8 @@ A SQLite database in the data directory, one for each input.  It is a cache of w
 the first message of every block that an input sends has a header ``origin`` (:class:`BlockOrigin`), and the store knows
 for each partition up to which offset it has taken origins into account.  After a process was killed, the input reads
 the log from there on (:meth:`PositionStore.recover`), so it neither reads anything twice nor leaves anything out,
-however old the last commit is.
+however old the last commit is.  There is one exception: what was sent before the kill, and is not flushed when recovery
+has read the log, is sent again.  Then it is there twice, and the ledger says so.
 
 What must be durable, and when:
 

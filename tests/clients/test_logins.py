@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import statistics
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -274,7 +273,8 @@ def test_a_wrong_password_and_an_unknown_user_take_the_same_time_and_get_the_sam
 
     both = [(attempt(alice), attempt("mallory")) for _ in range(9)]
     assert len({reply for pair in both for _, reply in pair}) == 1
-    known, unknown = (statistics.median(pair[which][0] for pair in both) for which in (0, 1))
+    # The quickest of each: others have waited for a processor.
+    known, unknown = (min(pair[which][0] for pair in both) for which in (0, 1))
     assert known >= 0.1 and unknown >= 0.1, "an answer that is worth nothing is not worth hurrying"
     assert 0.5 < known / unknown < 2
 
