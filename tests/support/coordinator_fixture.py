@@ -230,12 +230,18 @@ class Rig:
     # ---- the network worker's part
 
     def post(self, protocol: str, frame: bytes, listener: str = LISTENER) -> int:
-        """Send a frame (without size prefix); the token to look for in ``replies``."""
+        """Send a frame (without size prefix); the token to look for in ``replies``.
+
+        What comes meanwhile is taken: the coordinator does not read from a worker that does not take its answers.
+        """
         self._correlation += 1
-        self.stream.setblocking(True)
         origin = Origin(Listener(protocol, PLAINTEXT, listener), "127.0.0.1:5")
-        self.stream.sendall(packed(ForwardRequest(self._correlation, origin, frame)))
-        self.stream.setblocking(False)
+        unsent = memoryview(packed(ForwardRequest(self._correlation, origin, frame)))
+        while unsent:
+            try:
+                unsent = unsent[self.stream.send(unsent) :]
+            except BlockingIOError:
+                self.pump()
         return self._correlation
 
     def post_admin(self, verb: str, **arguments: Any) -> int:
