@@ -27,7 +27,7 @@ from appliance.inputs.in_order import InOrder
 from appliance.inputs.intake import InputMessage, Intake
 from appliance.inputs.machinery import Machinery
 from appliance.inputs.outlet import Placed
-from appliance.inputs.positions import Origin, PositionStore
+from appliance.inputs.positions import BlockOrigin, PositionStore
 from appliance.log import Log as PartitionLog
 from appliance.records.batch import check_batch, place
 from appliance.records.decode import decode_batch
@@ -69,7 +69,7 @@ class LogOnDisk(Log):
 
     def _add(self, offset: int, data: bytes) -> None:
         records = decode_batch(data)
-        origin = Origin.decode(dict(records[0].headers)["origin"] or b"")
+        origin = BlockOrigin.decode(dict(records[0].headers)["origin"] or b"")
         assert origin is not None
         self.values += [record.value or b"" for record in records]
         self.origins.append((origin, TOPIC, 0, offset, len(records)))

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from appliance.processes.http_server import ACCEPT_PAUSE_S
 
 from appliance.client import Admin
 from appliance.inputs.bodies import CROWDED, RETRY_AFTER_S
 from appliance.inputs.http import ANSWER_MS_MAX
 from appliance.inputs.http_connection import LOBBY_MAX
+from appliance.web.server import ACCEPT_PAUSE_S
 
 from ..support.server import stopped, wait_for
 from ..support.small_machine import fill, small_machine
@@ -125,6 +125,7 @@ def test_while_all_connections_wait_for_their_answers(web: Box) -> None:
             assert CROWDED in reply.text, "who has not sent its body yet gives way"
         replies.append(reply)
 
+    wait_for(lambda: "few" in {row["topic"] for row in web.server.processes("writer")}, "the new writer to be shown")
     supervisor = next(row["pid"] for row in web.server.processes("supervisor"))
     threads = [threading.Thread(target=send_until_it_is_taken) for _ in range(4)]
     with contextlib.ExitStack() as held:  # else it would replace a writer that stands still

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.inputs.positions import Origin, PositionStore, Source, Span
+from appliance.inputs.positions import BlockOrigin, PositionStore, Source, Span
 
 MARK = "/nowhere/before the call"
 PROGRAM = """
@@ -56,7 +56,7 @@ def test_recovery_begins_where_a_topic_that_was_made_again_has_its_last_block(tm
         store.note(Source(number, "a", span.stop, 2, b"x", False), span)
         store.commit()
     assert store.offset_of("t", 0) == 6
-    origin = Origin(store.id, number, 10, 20, 1, 1, "x")
+    origin = BlockOrigin(store.id, number, 10, 20, 1, 1, "x")
     assert store.recover([(origin, "t", 0, 5, 1)], minute=0) == []
     assert store.spans(1) == spans
     store.close()
