@@ -37,7 +37,7 @@ from ..clock import now_ms, wall_s
 from ..errors import ApplianceError, UnknownPartition
 from ..processes.messages import InputStats
 from ..wire.requests import EARLIEST, LATEST
-from .positions import ORIGIN, BlockOrigin, PositionStore, Span, Told, merged
+from .positions import BlockOrigin, PositionStore, Span, Told, merged
 
 logger = logging.getLogger(__name__)
 
@@ -341,11 +341,14 @@ class Ledger:
     def _ends_of_those_there(self, parts: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """As :meth:`_ends`, without topics that were deleted."""
         ends: dict[tuple[str, int], int] = {}
-        if parts:
-            with Consumer(self._bootstrap) as consumer:
-                for part in parts:
-                    with contextlib.suppress(UnknownPartition):
-                        ends |= consumer.offsets_at(LATEST, [part])
+        if not parts:
+            return ends
+        with Consumer(self._bootstrap) as consumer:
+            with contextlib.suppress(UnknownPartition):
+                return consumer.offsets_at(LATEST, parts)
+            for part in parts:
+                with contextlib.suppress(UnknownPartition):
+                    ends |= consumer.offsets_at(LATEST, [part])
         return ends
 
     async def recover(self) -> list[Span]:
@@ -510,8 +513,7 @@ def _origins(
     next_offset = -1  # of the block that was seen last
     while consumer.position(topic, partition) < end:
         for message in consumer.poll(timeout=1.0, messages_max=10_000):
-            header = message.headers[0] if message.headers else ("", None)
-            origin = BlockOrigin.decode(header[1]) if header[0] == ORIGIN and header[1] is not None else None
+            origin = BlockOrigin.read(message.headers)
             if origin is not None:
                 origins.append((origin, topic, partition, message.offset, 1))
                 next_offset = message.offset + 1

@@ -16,7 +16,7 @@ from ..client import Consumer
 from ..errors import ApplianceError
 from ..wire.requests import EARLIEST, LATEST
 from .ledger import Gap, LedgerRow, PlacedBlock
-from .positions import ORIGIN, BlockOrigin
+from .positions import BlockOrigin
 
 LIVES_MAX: Final = 200
 GAPS_MAX: Final = 20
@@ -135,7 +135,6 @@ def _check(consumer: Consumer, place: LinePlace) -> str:
         return "no answer"
     if message.offset != block.offset:
         return COMPACTED
-    name, header = message.headers[0] if message.headers else ("", None)
-    origin = BlockOrigin.decode(header) if name == ORIGIN and header is not None else None
+    origin = BlockOrigin.read(message.headers)
     is_own = origin is not None and origin[:3] == (place.store, place.life, block.start)
     return THERE if is_own else OTHER

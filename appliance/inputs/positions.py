@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -71,6 +71,12 @@ class BlockOrigin(NamedTuple):
 
     def encode(self) -> bytes:
         return " ".join(map(str, self)).encode()
+
+    @classmethod
+    def read(cls, headers: Sequence[tuple[str, bytes | None]]) -> BlockOrigin | None:
+        """The origin in the headers of a message; None: it is not the first one of a block of ours."""
+        name, header = headers[0] if headers else ("", None)
+        return cls.decode(header) if name == ORIGIN and header is not None else None
 
     @classmethod
     def decode(cls, header: bytes) -> BlockOrigin | None:

@@ -18,12 +18,12 @@ from ..clock import now_ms
 from ..errors import ApplianceError
 from ..wire.requests import EARLIEST, LATEST
 from .ledger import LedgerRow, PlacedBlock
-from .positions import ORIGIN, BlockOrigin
+from .line_search import FETCH_S
+from .positions import BlockOrigin
 
 BLOCKS_MAX: Final = 200_000
 NEAR_BYTES: Final = 1 << 20
 """Offsets count bytes: what lies between two blocks is read and dropped if it is less."""
-FETCH_S: Final = 5.0
 
 
 class SourceBlock(NamedTuple):
@@ -117,8 +117,7 @@ class TextSearch:
 
 
 def _is_of(message: Message, row: SourceBlock) -> bool:
-    name, header = message.headers[0] if message.headers else ("", None)
-    origin = BlockOrigin.decode(header) if name == ORIGIN and header is not None else None
+    origin = BlockOrigin.read(message.headers)
     return origin is not None and origin[:3] == (row.store, row.life, row.block.start)
 
 
