@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
@@ -37,10 +36,12 @@ from .adapters import (
     JAVA_OPTIONS,
     PROGRAMS,
     _made,
+    close_sockets_but,
     compiled,
     jars,
     java,
     kafka_jars,
+    open_sockets,
     run,
 )
 from .test_shippers import OMKAFKA, RSYSLOG, running
@@ -212,7 +213,7 @@ def librdkafka(access: Access) -> str:
 
 
 def kafka_python(access: Access) -> str:
-    before = {id(each) for each in gc.get_objects() if isinstance(each, socket.socket)}
+    before = open_sockets()
     producer = None
     try:
         producer = KafkaProducer(bootstrap_timeout_ms=4_000, request_timeout_ms=4_000, max_block_ms=4_000,
@@ -224,9 +225,7 @@ def kafka_python(access: Access) -> str:
     finally:
         if producer is not None:
             producer.close(1)
-        for each in gc.get_objects():  # it has left some to the garbage collector
-            if isinstance(each, socket.socket) and id(each) not in before:
-                each.close()
+        close_sockets_but(before)
 
 
 def aiokafka(access: Access) -> str:
@@ -245,7 +244,7 @@ def aiokafka(access: Access) -> str:
             with suppress(AioError):
                 await producer.stop()
             for each in gc.get_objects():  # it has left some to the garbage collector
-                if isinstance(each, asyncio.Transport) and not each.is_closing():
+                if issubclass(type(each), asyncio.Transport) and not each.is_closing():
                     each.abort()
 
     return asyncio.run(asyncio.wait_for(produce(), DEADLINE_S))
