@@ -225,8 +225,7 @@ def last_offsets(
         with contextlib.suppress(ClientFault):
             batch = keyed_batch(data, header, at + header.size - header.span, UNPACKED_BYTES_MAX)
             pairs: Iterable[tuple[bytes, int]] = zip(keys.names(batch.keys), batch.offsets, strict=True)
-            if batch.keyless:
-                keyless = frozenset(batch.keyless)
+            if keyless := batch.keyless:
                 pairs = (pair for number, pair in enumerate(pairs) if number not in keyless)
             offsets.update(pairs)
         pace(header.size)
@@ -393,9 +392,9 @@ class LogCompactor:
         names, offsets = self._keys.names(batch.keys), batch.offsets
         newest = map(self._rules.last.by_key.get, names, repeat(-1))
         kept: Sequence[int] = list(compress(range(len(offsets)), map(operator.ge, offsets, newest)))
-        valueless = frozenset(batch.valueless)
-        if valueless or batch.keyless:
-            keyless, last = frozenset(batch.keyless), len(offsets) - 1 if stop == self._rules.last_batch_end else -1
+        keyless, valueless = batch.keyless, batch.valueless
+        if keyless or valueless:
+            last = len(offsets) - 1 if stop == self._rules.last_batch_end else -1
             kept = [
                 number
                 for number in kept
@@ -470,13 +469,12 @@ class LogCompactor:
         data, base_offset = memoryview(slot.data), slot.stop - slot.header.span
         batch = keyed_batch(data, slot.header, base_offset, UNPACKED_BYTES_MAX)
         self.counts.tombstones += len(batch.valueless)
-        keyless = frozenset(batch.keyless)
         for number, (name, offset) in enumerate(zip(self._keys.names(batch.keys), batch.offsets, strict=True)):
             if offset not in stays:
                 self.counts.kept_back += 1
                 if self.counts.first_kept_back is None:
                     self.counts.first_kept_back = slot.start
-                if number not in keyless:
+                if number not in batch.keyless:
                     self._held.add(name)
 
     def _write_index(self, target: File, base: int, limit: int) -> int:

@@ -54,9 +54,9 @@ class KeyedBatch:
         self.offsets: list[int] = []
         self.keys: list[bytes] = []
         """Also of records without one: empty."""
-        self.keyless: list[int] = []
+        self.keyless: set[int] = set()
         """The numbers of records without a key."""
-        self.valueless: list[int] = []
+        self.valueless: set[int] = set()
         """The numbers of records without a value."""
         self._times: list[int] = []
         self._rests: list[int] = []
@@ -105,7 +105,7 @@ class KeyedBatch:
             else:
                 length, position = read_unsigned(data, position, _VARINT_BYTES_MAX, CorruptBatch)
             if length & 1:
-                self.keyless.append(number)
+                self.keyless.add(number)
                 add_key(b"")
             else:
                 add_key(data[position : position + (length >> 1)])
@@ -118,7 +118,7 @@ class KeyedBatch:
             else:
                 length, position = read_unsigned(data, position, _VARINT_BYTES_MAX, CorruptBatch)
             if length & 1:
-                self.valueless.append(number)
+                self.valueless.add(number)
             if position + (length >> 1) > end:
                 raise IndexError
             add_offset(base_offset + delta)
@@ -220,5 +220,5 @@ def check_keys(batch: memoryview, header: BatchHeader, bytes_max: int) -> None:
         InvalidRecord: one has none.
         CorruptBatch, InvalidTimestamp, MessageTooLarge: see :func:`keyed_batch`.
     """
-    for number in keyed_batch(batch, header, 0, bytes_max).keyless:
-        raise InvalidRecord(f"record {number} has no key, which a compacted topic needs (cleanup.policy)")
+    if keyless := keyed_batch(batch, header, 0, bytes_max).keyless:
+        raise InvalidRecord(f"record {min(keyless)} has no key, which a compacted topic needs (cleanup.policy)")
