@@ -44,6 +44,7 @@ from .operations import (
     create,
     delete,
     get,
+    grouped,
     list_children,
     multi,
     set_value,
@@ -508,17 +509,7 @@ def _size(held: Held, topic: str, value: bytes | None = None) -> int:
 
 def _chunks(held: Held, values: Mapping[TopicPartition, bytes | None]) -> Iterator[dict[TopicPartition, bytes | None]]:
     """In each the offsets of one transaction; half of what one takes is left for the nodes above them."""
-    some: dict[TopicPartition, bytes | None] = {}
-    size = 0
-    for part, value in values.items():
-        own = _size(held, part.topic, value)
-        if some and not fits(len(some) + 1, size + own):
-            yield some
-            some, size = {}, 0
-        some[part] = value
-        size += own
-    if some:
-        yield some
+    return grouped(values, lambda part, value: _size(held, part.topic, value), PARTS_MAX, PARTS_BYTES_MAX)
 
 
 def expire(group: str, held: Held, old: Mapping[TopicPartition, Node]) -> Operation[int]:

@@ -24,13 +24,15 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from ..errors import ConfigFault, InvalidRequest, ZooKeeperAway
 
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 ATTEMPTS_MAX = 8  # rounds of reading and trying again inside one operation
 WINDOW = 500  # requests in flight for one operation
 REQUEST_BYTES_MAX: Final = 1_000_000
@@ -122,6 +124,23 @@ def sync() -> Request:
 def multi(parts: Iterable[Request]) -> Request:
     """Carries out all parts (create, set, delete, check) or none.  Creates no parents."""
     return Request("multi", "/", parts=tuple(parts))
+
+
+def grouped(
+    values: Mapping[K, V], size_of: Callable[[K, V], int], count_max: int, bytes_max: int
+) -> Iterator[dict[K, V]]:
+    """Yields what one transaction takes at a time; one that is larger than ``bytes_max`` by itself goes alone."""
+    some: dict[K, V] = {}
+    size = 0
+    for key, value in values.items():
+        own = size_of(key, value)
+        if some and (len(some) == count_max or size + own > bytes_max):
+            yield some
+            some, size = {}, 0
+        some[key] = value
+        size += own
+    if some:
+        yield some
 
 
 def check_request(request: Request) -> None:

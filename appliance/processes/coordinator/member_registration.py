@@ -34,6 +34,7 @@ from ...zookeeper.operations import (
     create,
     delete,
     get,
+    grouped,
     hold_ephemeral,
     multi,
     set_value,
@@ -210,17 +211,7 @@ def _size(nodes: Mapping[str, bytes]) -> int:
 
 def _windows(nodes: Mapping[str, bytes]) -> Iterable[dict[str, bytes]]:
     """In each what one transaction takes."""
-    some: dict[str, bytes] = {}
-    size = 0
-    for path, value in nodes.items():
-        own = create(path, value).size
-        if some and (len(some) == WINDOW or size + own > REQUEST_BYTES_MAX // 2):
-            yield some
-            some, size = {}, 0
-        some[path] = value
-        size += own
-    if some:
-        yield some
+    return grouped(nodes, lambda path, value: create(path, value).size, WINDOW, REQUEST_BYTES_MAX // 2)
 
 
 def _put(nodes: Mapping[str, bytes], there: Collection[str], session_id: int) -> Operation[None]:
