@@ -61,7 +61,7 @@ class Starved:
         """Let the connection wait until there is room for its bytes."""
         if not self.waiting:
             self._since_ms = self._turn.now_ms
-        connection.memory_since_ms = connection.memory_since_ms or self._turn.now_ms
+        connection.wait_for_memory(self._turn.now_ms)
         self.waiting.setdefault(connection)
         connection.own(self, partial(self.discard, connection))
         if connection.session.administrator:
@@ -263,7 +263,7 @@ class Connections:
         """Let the connection wait until there is room for the whole of its request."""
         if not self._parked:
             self._parked_since_ms = self._turn.now_ms
-        connection.memory_since_ms = connection.memory_since_ms or self._turn.now_ms
+        connection.wait_for_memory(self._turn.now_ms)
         self._parked[connection.inbox] = connection
         connection.own(connection.inbox, partial(self._parked.pop, connection.inbox, None))
         self.watch(connection)

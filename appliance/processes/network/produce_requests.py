@@ -214,7 +214,7 @@ class ProduceRequests:
 
     def _stall(self, connection: WorkerConnection, link: WriterLink) -> None:
         """Let the connection's next request wait for the link."""
-        connection.memory_since_ms = connection.memory_since_ms or self._turn.now_ms
+        connection.wait_for_memory(self._turn.now_ms)
         link.waits_for_room[connection] = None
         connection.own(link, partial(link.waits_for_room.pop, connection))
 

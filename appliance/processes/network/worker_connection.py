@@ -261,6 +261,10 @@ class WorkerConnection(Connection[Inbox, Pending]):
         super().stall(request, position)
         self.stalled, self.stalled_overlap = True, request.overlap
 
+    def wait_for_memory(self, now_ms: int) -> None:
+        """Note since when it does, unless it does already."""
+        self.memory_since_ms = self.memory_since_ms or now_ms
+
     @property
     def may_move(self) -> bool:
         """Whether nothing is outstanding: see :mod:`appliance.processes.handoff`."""
