@@ -12,7 +12,7 @@ import os
 import select
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import which
@@ -188,6 +188,18 @@ def write_offsets(group: str, offsets: Mapping[TopicPartition, CommittedOffset])
 def register_member(group: str, member: str, subscription: Subscription) -> Operation[None]:
     """Register a member without a claim, as others may."""
     yield from ask([create(paths.consumer(group, member), paths.encode_subscription(subscription), ephemeral=True)])
+
+
+def watched(operation: Operation[T], look: Callable[[Sequence[Request]], None]) -> Operation[T]:
+    """The same operation; ``look`` sees what it asks in each of its round trips."""
+    replies: Any = None
+    while True:
+        try:
+            requests = operation.send(replies)
+        except StopIteration as finished:
+            return finished.value
+        look(requests)
+        replies = yield requests
 
 
 class Tree:

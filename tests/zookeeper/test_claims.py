@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
@@ -18,7 +19,7 @@ from appliance.zookeeper.operations import Operation, Request, ask, create, dele
 from appliance.zookeeper.paths import CommittedOffset, Subscription, consumer
 
 from ..support.long import LONG
-from ..support.zookeeper_fixture import Tree, register_member
+from ..support.zookeeper_fixture import Tree, register_member, watched
 
 GROUP = "team/a"
 PART, OTHER = TopicPartition("logs", 0), TopicPartition("logs", 1)
@@ -67,20 +68,13 @@ def test_a_group_is_made_in_two_round_trips_and_its_first_offsets_are_stored_in_
     tree, trips = Tree(), []
     taken(tree, group="another")  # makes the node above all groups
 
-    def noted(operation: Operation[Any]) -> Operation[Any]:
-        replies: Any = None
-        while True:
-            try:
-                requests = operation.send(replies)
-            except StopIteration as finished:
-                return finished.value
-            trips.append([request.verb for request in requests if request.verb not in ("get", "children")])
-            replies = yield requests
+    def note(requests: Sequence[Request]) -> None:
+        trips.append([request.verb for request in requests if request.verb not in ("get", "children")])
 
-    held = tree.run(noted(claims.claim_group(GROUP, A, next(epochs), make=True))).held
+    held = tree.run(watched(claims.claim_group(GROUP, A, next(epochs), make=True), note)).held
     assert trips == [[], ["multi"]]
     trips.clear()
-    tree.run(noted(claims.write(GROUP, held, {PART: CommittedOffset(7), OTHER: CommittedOffset(8)})))
+    tree.run(watched(claims.write(GROUP, held, {PART: CommittedOffset(7), OTHER: CommittedOffset(8)}), note))
     assert trips == [["multi"]] and stored(tree) == {PART: 7, OTHER: 8}
 
 

@@ -22,7 +22,7 @@ from appliance.zookeeper.operations import Operation, Request
 from appliance.zookeeper.paths import Subscription, consumer, owner
 
 from ...support.coordinator_bench import Bench
-from ...support.zookeeper_fixture import register_member
+from ...support.zookeeper_fixture import register_member, watched
 
 
 @pytest.fixture
@@ -151,18 +151,11 @@ def test_the_nodes_of_a_hundred_members_are_written_in_one_request(
     writes: list[str] = []
     ask = bench.registry.ask
 
-    def noted(operation: Operation[Any]) -> Operation[Any]:
-        replies: Any = None
-        while True:
-            try:
-                requests = operation.send(replies)
-            except StopIteration as finished:
-                return finished.value
-            writes.extend(request.verb for request in requests if request.verb != "get")
-            replies = yield requests
+    def note(requests: Sequence[Request]) -> None:
+        writes.extend(request.verb for request in requests if request.verb != "get")
 
     async def counted(operation: Operation[Any], **options: Any) -> Any:
-        return await ask(noted(operation), **options)
+        return await ask(watched(operation, note), **options)
 
     monkeypatch.setattr(bench.registry, "ask", counted)
     register(bench, "g", *(member(f"m{number}") for number in range(member_registration.WINDOW)))

@@ -145,6 +145,17 @@ def test_connections_of_an_address_and_of_a_user_are_bounded(
     assert 'reason="connections per user" who=User:alice' in server.log()
 
 
+def server_of_few_places(make_appliance: Callable[..., Server], password: Path, directory: Path) -> Server:
+    """It has listeners with and without TLS, certificates in ``directory``, and PER_ADDRESS places of an address."""
+    for words in (("ca",), ("server", "127.0.0.1")):
+        make_certificates(directory, *words)
+    files = {"tls.certificate": directory / "server.pem", "tls.key": directory / "server.key"}
+    listen = {"native.listen": f"{BOTH}, SASL_SSL://127.0.0.1:0", "network.workers": 1}
+    server = make_appliance(**listen, **files, **{"network.connections_per_address_max": PER_ADDRESS})
+    succeeding("users", "add", "alice", "--password-file", str(password), "--data", str(server.data_dir))
+    return server
+
+
 def test_who_does_not_log_in_keeps_nobody_of_its_own_address_away(
     make_appliance: Callable[..., Server], password: Path, tmp_path: Path
 ) -> None:
@@ -152,12 +163,7 @@ def test_who_does_not_log_in_keeps_nobody_of_its_own_address_away(
 
     What needs no login counts, but pushes nobody out: it may take all places that are left, of this address only.
     """
-    for words in (("ca",), ("server", "127.0.0.1")):
-        make_certificates(tmp_path, *words)
-    files = {"tls.certificate": tmp_path / "server.pem", "tls.key": tmp_path / "server.key"}
-    listen = {"native.listen": f"{BOTH}, SASL_SSL://127.0.0.1:0", "network.workers": 1}
-    server = make_appliance(**listen, **files, **{"network.connections_per_address_max": PER_ADDRESS})
-    succeeding("users", "add", "alice", "--password-file", str(password), "--data", str(server.data_dir))
+    server = server_of_few_places(make_appliance, password, tmp_path)
     secured, context = server.address("native", "SASL_SSL"), ssl.create_default_context(cafile=tmp_path / "ca.pem")
     with ExitStack() as stack:
 
@@ -216,12 +222,7 @@ def test_who_is_slow_gets_through_though_many_come_after_it(
     make_appliance: Callable[..., Server], password: Path, tmp_path: Path, stage: str
 ) -> None:
     """As on a slow link behind a NAT: it has begun, and three times as many as there are places come meanwhile."""
-    for words in (("ca",), ("server", "127.0.0.1")):
-        make_certificates(tmp_path, *words)
-    files = {"tls.certificate": tmp_path / "server.pem", "tls.key": tmp_path / "server.key"}
-    listen = {"native.listen": f"{BOTH}, SASL_SSL://127.0.0.1:0", "network.workers": 1}
-    server = make_appliance(**listen, **files, **{"network.connections_per_address_max": PER_ADDRESS})
-    succeeding("users", "add", "alice", "--password-file", str(password), "--data", str(server.data_dir))
+    server = server_of_few_places(make_appliance, password, tmp_path)
     address = server.address("native", SASL if stage == "login" else "SASL_SSL")
     with ExitStack() as stack:
         slow, *flood = [stack.enter_context(SlowlyMade(address)) for _ in range(1 + 3 * PER_ADDRESS)]

@@ -26,7 +26,7 @@ from appliance.records.encode import encode_values
 from appliance.wire import native
 
 from ...support.native_peer import Peer
-from ...support.server import Server, wait_for
+from ...support.server import Server, children_of, comm, wait_for
 
 PARTITIONS = 100
 START_S_MAX = 60
@@ -37,22 +37,8 @@ BATCH = encode_values([b"one"], 1_000)
 def writers(server: Server) -> set[int]:
     """Pids of the writers of topic t that have not ended, also of those that state.json does not have yet."""
     assert server.process is not None
-    pids = [pid for nursery in children(server.process.pid) for pid in children(nursery)]
-    return {pid for pid in pids if name_of(pid).startswith("wr t-") and state_of(pid) != "Z"}
-
-
-def children(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-
-
-def name_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
+    pids = [pid for nursery in children_of(server.process.pid) for pid in children_of(nursery)]
+    return {pid for pid in pids if comm(pid).startswith("wr t-") and state_of(pid) != "Z"}
 
 
 def descriptors(pid: int) -> Counter[str]:
