@@ -286,7 +286,7 @@ def test_one_topic_comes_back_into_a_running_appliance_and_nothing_else_changes(
         succeeding("produce", topic, "--partition", "1", *at, stdin=b"later\n")
 
     said = succeeding("topics", "restore", str(tmp_path / "copy"), "web", "--as", "web-of-then", *at)
-    assert said.out == "web-of-then is back with 2 partitions\n" and "`appliance groups reset`" in said.err
+    assert said.out == "web-of-then is back with 2 partitions\n" and "`appliance groups reset GROUP ...`" in said.err
     succeeding("topics", "delete", "web", "--yes", *at)
     succeeding("topics", "restore", str(tmp_path / "copy"), "web", "--setting", "retention.ms=-1", *at)
     for topic in ("web", "web-of-then"):
