@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from kazoo import exceptions as refusals
 from kazoo.client import KazooClient
-from kazoo.exceptions import AuthFailedError
-from kazoo.handlers.threading import AsyncResult, KazooTimeoutError, SequentialThreadingHandler
-from kazoo.protocol.connection import ConnectionHandler
-from kazoo.protocol.serialization import SASL
+from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KeeperState
 from kazoo.retry import KazooRetry
-from kazoo.security import CREATOR_ALL_ACL
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from ..errors import ConfigFault, InvalidRequest, ZooKeeperAway
-from .login import DigestMd5, ZooKeeperLogin
+from .kazoo_connection import Connection, DirectHandler, SaslConnection
+from .login import ZooKeeperLogin
 from .multi_read import MultiRead
+from .multi_write import MultiWrite, PartReply
 from .operations import Failed, Node, Refused, Request
 
 log = logging.getLogger(__name__)
@@ -44,57 +43,19 @@ _LOST: Final = object()
 """In the place of a value: the request must be sent again."""
 
 
-class _SaslConnection(ConnectionHandler):  # type: ignore[misc]
-    """kazoo's connection with our DIGEST-MD5: the library that kazoo would use is not maintained.
-
-    kazoo calls :meth:`_authenticate_with_sasl` when a connection has a session, before any other request.  When the
-    connection ends meanwhile, since its node ends, kazoo connects again; a refused login ends its thread.
-    """
-
-    login: ZooKeeperLogin
-
-    def _authenticate_with_sasl(self, host: str, timeout: float) -> None:
-        exchange, response, xid = DigestMd5(self.login), b"", 0
-        while not exchange.complete:
-            xid += 1
-            self._submit(SASL(response), timeout, xid)
-            header, buffer, offset = self._read_header(timeout)
-            try:
-                if header.err or header.xid != xid:
-                    raise ValueError(f"the server answers with error {header.err}")
-                challenge, _ = SASL.deserialize(buffer, offset)
-                response = exchange.respond(challenge or b"")
-            except ValueError as error:
-                log.error("login to ZooKeeper as %s: %s", self.login.user, error)
-                raise AuthFailedError(str(error)) from error
-
-
-class _DirectResult(AsyncResult):  # type: ignore[misc]  # kazoo has no types
-    def _do_callbacks(self) -> None:
-        for callback in self._callbacks:
-            callback(self)
-
-
-class DirectHandler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Has answers told in the thread that has read them, where kazoo wakes up another one for that.
-
-    Whoever is told must neither wait nor raise: ours only hand over.  Watches stay in a thread of their own.
-    """
-
-    def async_result(self) -> _DirectResult:
-        return _DirectResult(self)
-
-
 def kazoo_client(connect: str, login: ZooKeeperLogin | None, **options: Any) -> Any:
     """A kazoo client that logs in, and creates nodes for its own user only.  Without ``login``, nodes are open."""
-    if login is None:
-        return KazooClient(hosts=connect, **options)
-    options["default_acl"] = CREATOR_ALL_ACL
-    if login.scheme == "digest":
-        return KazooClient(hosts=connect, auth_data=[("digest", f"{login.user}:{login.password}")], **options)
-    client = KazooClient(hosts=connect, sasl_options={}, **options)
-    client._connection.__class__ = _SaslConnection  # kazoo has no other way to choose it
-    client._connection.login = login
+    if login is not None:
+        options["default_acl"] = CREATOR_ALL_ACL
+        if login.scheme == "digest":
+            options["auth_data"] = [("digest", f"{login.user}:{login.password}")]
+        else:
+            options["sasl_options"] = {}
+    client = KazooClient(hosts=connect, **options)
+    connection = client._connection
+    connection.__class__ = Connection  # kazoo has no other way to choose it
+    if "sasl_options" in options:
+        connection.__class__, connection.login = SaslConnection, login
     return client
 
 
@@ -197,16 +158,25 @@ class KazooLink:
         if request.verb == "sync":
             return client.sync_async(path)
         if request.verb == "multi":
-            return _transaction(client, request.parts).commit_async()
+            return self._call(MultiWrite.encode(client.chroot, self._acl, request.parts, _error_of))
         assert request.verb == "delete", request.verb
         return client.delete_async(path, version=request.version)
 
     def issue_reads(self, requests: Sequence[Request]) -> Any:
         """Hand reads to kazoo as one request; returns an IAsyncResult, which :func:`replies_of` reads."""
-        client = self._client
-        result = client.handler.async_result()
-        client._call(MultiRead.encode(client.chroot, requests), result)  # kazoo has no method for it
+        return self._call(MultiRead.encode(self._client.chroot, requests))
+
+    def _call(self, request: MultiRead | MultiWrite) -> Any:
+        """Hand kazoo a request that it has no method for."""
+        result = self._client.handler.async_result()
+        self._client._call(request, result)
         return result
+
+    @property
+    def _acl(self) -> Sequence[Any]:
+        """Of the nodes that are created."""
+        acl: Sequence[Any] = self._client.default_acl or OPEN_ACL_UNSAFE
+        return acl
 
 
 def _stop_kazoo(client: Any) -> None:
@@ -217,19 +187,9 @@ def _stop_kazoo(client: Any) -> None:
         log.debug("closing the ZooKeeper session: %s", error)
 
 
-def _transaction(client: Any, parts: Iterable[Request]) -> Any:
-    transaction = client.transaction()
-    for part in parts:
-        if part.verb == "create":
-            transaction.create(part.path, part.value, ephemeral=part.ephemeral)
-        elif part.verb == "set":
-            transaction.set_data(part.path, part.value, part.version)
-        elif part.verb == "check":
-            transaction.check(part.path, part.version)
-        else:
-            assert part.verb == "delete", part.verb
-            transaction.delete(part.path, part.version)
-    return transaction
+def _error_of(code: int) -> Exception:
+    error: Exception = refusals.EXCEPTIONS[code]()
+    return error
 
 
 def reply_of(verb: str, result: Any) -> Any:
@@ -298,14 +258,13 @@ def _node(value: bytes, stat: Any) -> Node:
     return Node(value, stat.version, stat.ephemeralOwner, stat.mtime, stat.dataLength, stat.pzxid)
 
 
-def _reply_of_multi(results: list[Any]) -> list[Any] | Failed:
-    """``results``: for each part a path, a stat or True; or, of a failed multi, an error for each."""
+def _reply_of_multi(results: list[PartReply]) -> list[PartReply] | Failed:
+    """``results``: for each part the version of its node; or, of a failed multi, an error for each."""
+    if not (results and isinstance(results[0], Exception)):
+        return results
     for index, result in enumerate(results):
         if type(result) in _REFUSED:
             return Failed(index, _REFUSED[type(result)])
         if isinstance(result, (refusals.NoAuthError, refusals.AuthFailedError)):
             raise ConfigFault(f"ZooKeeper refuses access ({result!r}); correct its ACLs")
-    failed = [result for result in results if isinstance(result, Exception)]
-    if failed:
-        raise ZooKeeperAway(f"ZooKeeper cannot serve this now: {failed[0]!r}")
-    return [getattr(result, "version", 0) for result in results]
+    raise ZooKeeperAway(f"ZooKeeper cannot serve this now: {results!r:.200}")

@@ -40,8 +40,10 @@ REQUEST_BYTES_MAX: Final = 1_000_000
 PART_BYTES: Final = 128
 """Bytes of a request besides path and value, rounded up."""
 VERSION_MAX: Final = 2**31 - 1
-_UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
-"""Characters that ZooKeeper does not accept in a path."""
+_PATH: Final = re.compile(
+    r"/|(?:/(?!\.\.?(?:/|\Z))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]+)+"
+)
+"""What ZooKeeper accepts as a path."""
 
 
 class Request(NamedTuple):
@@ -56,8 +58,9 @@ class Request(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes on the wire, rounded up; also for a path that UTF-8 cannot encode."""
-        own = len(self.path.encode("utf-8", "surrogatepass")) + len(self.value) + PART_BYTES
-        return own + sum(part.size for part in self.parts)
+        path = self.path
+        own = len(path) if path.isascii() else len(path.encode("utf-8", "surrogatepass"))
+        return own + len(self.value) + PART_BYTES + sum([part.size for part in self.parts])
 
 
 class Node(NamedTuple):
@@ -146,7 +149,7 @@ def grouped(
 def check_request(request: Request) -> None:
     """Raises InvalidRequest for a request that ZooKeeper does not accept, which must not be sent."""
     for part in (request, *request.parts):
-        if not _is_path(part.path):
+        if _PATH.fullmatch(part.path) is None:
             raise InvalidRequest(f"{part.path!r:.200} cannot be the path of a ZooKeeper node")
         if not -1 <= part.version <= VERSION_MAX:
             raise InvalidRequest(f"{part.version} is no version of a ZooKeeper node")
@@ -154,12 +157,6 @@ def check_request(request: Request) -> None:
         raise InvalidRequest(
             f"{request.path!r:.200}: a request of {request.size} bytes; ZooKeeper accepts {REQUEST_BYTES_MAX}"
         )
-
-
-def _is_path(path: str) -> bool:
-    names = path.split("/")
-    fits = names[0] == "" and not any(name in ("", ".", "..") for name in names[1:])
-    return path == "/" or (len(names) > 1 and fits and _UNFIT.search(path) is None)
 
 
 def ask(requests: Sequence[Request]) -> Operation[list[Any]]:
