@@ -320,7 +320,7 @@ def _write_values(
             raise _lost(group)
     for some in _chunks(held, values):
         for _ in range(ATTEMPTS_MAX):
-            (reply,) = yield [multi([check_version(held.path, -1), *offset_requests(group, held, some)])]
+            (reply,) = yield [multi([check_version(held.path, -1), *offset_requests(held, some)])]
             if not isinstance(reply, Failed):
                 break
             if reply.part_index == 0:
@@ -353,20 +353,19 @@ class GroupWrite(NamedTuple):
         """The parts of a multi, by what is known of the offsets; the first checks the claim."""
         group = self.group
         info = [] if self.info is None else [set_value(paths.group(group), msgspec.json.encode(self.info), -1)]
-        return [check_version(self.held.path, -1), *info, *offset_requests(group, self.held, self.values)]
+        return [check_version(self.held.path, -1), *info, *offset_requests(self.held, self.values)]
 
-    @property
-    def part_count(self) -> int:
-        """Parts that it has, by what is known of the offsets: what is not known may need as many again."""
-        return 1 + (self.info is not None) + len(_missing(self.held, self.values)) + len(self.values)
+    def cost(self) -> tuple[int, int]:
+        """Parts that it has, by what is known of the offsets, and most bytes of these.
 
-    @property
-    def size(self) -> int:
-        """Most bytes that these have."""
-        own = _size(self.held, "") + sum(_size(self.held, part.topic, value) for part, value in self.values.items())
+        What is not known may need as many again.
+        """
+        held, missing = self.held, _missing(self.held, self.values)
+        size = _size(held, "") + sum([_size(held, part.topic, value) for part, value in self.values.items()])
         if self.info is not None:
-            own += _size(self.held, "", msgspec.json.encode(self.info))
-        return own + sum(PART_BYTES + len(path) for path in _missing(self.held, self.values))
+            size += _size(held, "", msgspec.json.encode(self.info))
+        size += sum([PART_BYTES + len(path) for path in missing])
+        return 1 + (self.info is not None) + len(missing) + len(self.values), size
 
 
 def fits(parts: int, size: int) -> bool:
@@ -457,7 +456,8 @@ def _above(held: Held, topic: str) -> tuple[str, str]:
 
 def _missing(held: Held, values: Mapping[TopicPartition, bytes | None]) -> list[str]:
     """The nodes above these offsets that are not known to be there, each before those below it."""
-    new_topics = {part.topic for part, value in values.items() if value is not None and part not in held.values}
+    known = held.values
+    new_topics = {part.topic for part, value in values.items() if value is not None and part not in known}
     return sorted({path for topic in new_topics for path in _above(held, topic)} - held.above) if new_topics else []
 
 
@@ -469,12 +469,13 @@ def _lost(group: str) -> NotCoordinator:
     return NotCoordinator(f"this broker does not coordinate group {group!r} any more; try again")
 
 
-def offset_requests(group: str, held: Held, values: Mapping[TopicPartition, bytes | None]) -> Iterator[Request]:
+def offset_requests(held: Held, values: Mapping[TopicPartition, bytes | None]) -> Iterator[Request]:
     """The parts of a multi that store these offsets, or delete those that are None, by what is known of them."""
     for path in _missing(held, values):
         yield create(path)
+    group_path = held.group_path
     for part, value in values.items():
-        path, there = paths.offset(group, part), part in held.values
+        path, there = paths.offset_below(group_path, part), part in held.values
         if value is not None:
             yield set_value(path, value, -1) if there else create(path, value)
         elif there:

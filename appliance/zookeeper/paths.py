@@ -133,7 +133,13 @@ def offsets(group_name: str, topic_name: str | None = None) -> str:
 
 
 def offset(group_name: str, part: TopicPartition) -> str:
-    return f"{offsets(group_name, part.topic)}/{part.partition}"
+    return offset_below(group(group_name), part)
+
+
+def offset_below(group_path: str, part: TopicPartition) -> str:
+    """The same below the path of the group's node."""
+    check_topic(part.topic)
+    return f"{group_path}/offsets/{part.topic}/{part.partition}"
 
 
 def _topic_path(above: str, topic_name: str | None) -> str:

@@ -180,7 +180,7 @@ def commit(
         for group_offsets in offsets:
             requests = [
                 check_version(group_offsets.held.path, -1),
-                *claims.offset_requests(group_offsets.group, group_offsets.held, group_offsets.values),
+                *claims.offset_requests(group_offsets.held, group_offsets.values),
             ]
             parts += requests
             owners += [group_offsets] * len(requests)
@@ -217,7 +217,7 @@ def hand_over(end: NodeChange, offsets: StoredGroupOffsets) -> Operation[int | S
     """
     requests = [end.request, check_version(offsets.held.path, -1)]
     for _ in range(ATTEMPTS_MAX):
-        (reply,) = yield [multi([*requests, *claims.offset_requests(offsets.group, offsets.held, offsets.values)])]
+        (reply,) = yield [multi([*requests, *claims.offset_requests(offsets.held, offsets.values)])]
         if not isinstance(reply, Failed):
             claims.note_values(offsets.held, offsets.values)
             return _version_after(end)

@@ -1,7 +1,8 @@
 """The committed offsets of groups: stored in ZooKeeper under the group's claim (:class:`GroupClaims`).
 
 The commits of a group wait in a queue.  One write is in progress at a time; the next write takes all commits that have
-come meanwhile.  Writes of several groups share a transaction (:mod:`.shared_writes`).  Of several commits of one
+come meanwhile.  The writes of all groups that have become ready in one turn of the loop begin together, and share a
+transaction (:mod:`.shared_writes`).  Of several commits of one
 partition the newest in order of arrival is stored, and the others succeed with it.  A commit waits at most
 COMMIT_MS_MAX for ZooKeeper.  Then it fails and leaves the queue: a refused commit is never stored over a newer one.
 (A write that has left the queue already may still be stored, before all later ones.)
@@ -50,9 +51,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import functools
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from ...errors import (
     ApplianceError,
@@ -77,6 +79,8 @@ from .shared_writes import SharedWrites
 COMMIT_MS_MAX: Final = 10_000
 OffsetChanges = Mapping[TopicPartition, CommittedOffset | None]
 """None: the offset is deleted."""
+OffsetValues = Mapping[TopicPartition, bytes | None]
+"""The same as it is stored."""
 CommitRefusals = dict[TopicPartition, ApplianceError]
 UNIT_BYTES: Final = 512
 """An offset counts once, and once more for each UNIT_BYTES of path and value: ZooKeeper keeps both in memory."""
@@ -179,13 +183,26 @@ class GroupClaims:
     async def locked(self, group: str) -> AsyncIterator[GroupQueue]:
         """Lock a group.  It is forgotten afterwards if it has neither a claim nor commits."""
         entry = self.entry(group)
+        await self.lock(entry)
+        try:
+            yield entry
+        finally:
+            self.unlock(entry)
+
+    async def lock(self, entry: GroupQueue) -> None:
+        """Lock a group until :meth:`unlock`; at once if nobody uses it."""
         entry.users += 1
         try:
-            async with entry.lock:
-                yield entry
-        finally:
+            await entry.lock.acquire()
+        except BaseException:  # cancelled
             entry.users -= 1
             self.drop_if_idle(entry)
+            raise
+
+    def unlock(self, entry: GroupQueue) -> None:
+        entry.lock.release()
+        entry.users -= 1
+        self.drop_if_idle(entry)
 
     async def carry_out(self, entry: GroupQueue, operation: Operation[T]) -> T:
         """Carry out an operation that needs the claim, in the claim's session."""
@@ -386,13 +403,14 @@ class OffsetCount:
         if more < 0:
             self._told_max = 0
 
-    def refuse(self, held: Held, changes: OffsetChanges) -> CommitRefusals:
+    def refuse(self, held: Held, values: OffsetValues) -> CommitRefusals:
         """The changes for which there is no room.  A change that needs no more units is never refused."""
         errors: CommitRefusals = {}
-        room = self.offsets_max - self.total
-        for part, to in changes.items():
-            after = 0 if to is None else _units(held.group_path, part, len(paths.encode_offset(to)))
-            more = after - units(held, [part])
+        room, group_path, stored = self.offsets_max - self.total, held.group_path, held.values
+        for part, value in values.items():
+            more = 0 if value is None else _units(group_path, part, len(value))
+            if part in stored:
+                more -= _units(group_path, part, len(stored[part]))
             if more > 0 and more > room:
                 errors[part] = OffsetsFull(
                     f"there is room for {self.offsets_max} committed offsets of all groups: delete unused groups,"
@@ -408,7 +426,8 @@ class OffsetCount:
 
 def units(held: Held, parts: Iterable[TopicPartition]) -> int:
     """The units of those of these offsets that the group has."""
-    return sum(_units(held.group_path, part, len(held.values[part])) for part in parts if part in held.values)
+    group_path, stored = held.group_path, held.values
+    return sum([_units(group_path, part, len(stored[part])) for part in parts if part in stored])
 
 
 def _units(group_path: str, part: TopicPartition, size: int) -> int:
@@ -429,7 +448,7 @@ class QueuedCommit:
 
     def complete(self, errors: Mapping[TopicPartition, ApplianceError]) -> None:
         if not self.done.done():
-            self.done.set_result({part: errors[part] for part in self.changes if part in errors})
+            self.done.set_result({part: errors[part] for part in self.changes if part in errors} if errors else {})
 
     def fail(self, error: ApplianceError) -> None:
         if not self.done.done():
@@ -509,6 +528,30 @@ class GroupQueue:
         self.commits = dict.fromkeys(commit for commit in commits if not commit.done.done()) | self.commits
 
 
+class _Taken(NamedTuple):
+    """Commits that a write has taken.  ``errors``: those that it leaves out; ``units_before``: of its offsets."""
+
+    write: GroupWrite
+    queue: dict[TopicPartition, tuple[QueuedCommit, CommittedOffset | None]]
+    commits: list[QueuedCommit]
+    errors: CommitRefusals
+    units_before: int
+
+
+def _time_out(entry: GroupQueue, commit: QueuedCommit) -> None:
+    entry.withdraw(commit)
+    commit.fail(RequestTimedOut(f"ZooKeeper did not store offsets within {COMMIT_MS_MAX} ms: try again"))
+
+
+def _fail(commits: Iterable[QueuedCommit], error: ApplianceError) -> None:
+    for commit in commits:
+        commit.fail(error)
+
+
+def _without(values: OffsetValues, errors: CommitRefusals) -> OffsetValues:
+    return {part: value for part, value in values.items() if part not in errors} if errors else values
+
+
 class CommittedOffsets:
     """Reads, stores and deletes committed offsets.  ``claims``: on the groups that this broker coordinates."""
 
@@ -529,6 +572,8 @@ class CommittedOffsets:
         self._members = members
         self._registry, self._spawn, self._clock_ms = registry, spawn, clock_ms
         self._writes = SharedWrites(registry, spawn)
+        self._ready: list[GroupQueue] = []
+        """Groups whose commits wait for the end of this turn."""
         self._topics: dict[str, set[str]] = {}
         """By group, the topics of its offsets at the last check of all groups."""
 
@@ -597,17 +642,15 @@ class CommittedOffsets:
         """
         entry = self.claims.entry(group)
         info = GroupInfo(protocol_type, self._clock_ms()) if protocol_type else None
-        commit = QueuedCommit(changes, info, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        commit = QueuedCommit(changes, info, loop.create_future())
         entry.add_commit(commit)
-        if not entry.pumping:
-            entry.pumping = True
-            self._spawn(self._pump(entry))
+        self._wake(entry)
+        deadline = loop.call_later(COMMIT_MS_MAX / 1000, _time_out, entry, commit)
         try:
-            async with asyncio.timeout(COMMIT_MS_MAX / 1000):
-                return await commit.done
-        except TimeoutError:
-            raise RequestTimedOut(f"ZooKeeper did not store offsets within {COMMIT_MS_MAX} ms: try again") from None
+            return await commit.done
         finally:
+            deadline.cancel()
             entry.withdraw(commit)
 
     async def commit_with(
@@ -770,25 +813,60 @@ class CommittedOffsets:
 
     # ---- writing
 
-    async def _pump(self, entry: GroupQueue) -> None:
-        """Write waiting commits until none is left."""
+    def _wake(self, entry: GroupQueue) -> None:
+        """Have the commits of a group written that wait, if that is not on its way."""
+        if entry.commits and not entry.pumping:
+            entry.pumping = True
+            self._ready.append(entry)
+            if len(self._ready) == 1:
+                self._spawn(self._begin_ready())
+
+    async def _begin_ready(self) -> None:
+        """Begin the writes of all groups that have become ready in this turn of the loop."""
+        ready, self._ready = self._ready, []
+        for entry in ready:
+            if not entry.users and self.claims.is_held(entry):
+                await self._begin(entry)  # it does not wait
+            else:
+                self._spawn(self._begin_alone(entry))
+        self._writes.start()
+
+    async def _begin_alone(self, entry: GroupQueue) -> None:
+        await self._begin(entry)
+        self._writes.start()
+
+    async def _begin(self, entry: GroupQueue) -> None:
+        """Begin to write the commits that wait, once the group is locked and claimed; :meth:`_end` unlocks it."""
+        await self.claims.lock(entry)
         try:
-            while entry.commits:
-                try:
-                    async with self.claims.locked(entry.name):
-                        try:
-                            await self._write(entry)
-                        finally:
-                            entry.writing = []
-                except NotCoordinator as error:
-                    entry.fail(error)
-                except Unavailable:
-                    await asyncio.sleep(RETRY_S)
-                except ApplianceError as error:
-                    entry.fail(error)
-        finally:
-            entry.pumping = False
-            self.claims.drop_if_idle(entry)
+            held = await self.claims.hold(entry) if entry.commits else None
+        except ApplianceError as error:
+            self._end(entry, error)
+        except BaseException:
+            self.claims.unlock(entry)
+            raise
+        else:
+            if held is None:  # all have been given up meanwhile
+                self._end(entry, None)
+            else:
+                self._write(entry, held)
+
+    def _end(self, entry: GroupQueue, error: ApplianceError | None) -> None:
+        """The write is over: go on with the commits that wait, after a moment if ZooKeeper is away."""
+        entry.writing = []
+        self.claims.unlock(entry)
+        pauses = isinstance(error, Unavailable) and not isinstance(error, NotCoordinator)
+        if error is not None and not pauses:
+            entry.fail(error)
+        if pauses and entry.commits:
+            asyncio.get_running_loop().call_later(RETRY_S, self._go_on, entry)
+        else:
+            self._go_on(entry)
+
+    def _go_on(self, entry: GroupQueue) -> None:
+        entry.pumping = False
+        self._wake(entry)
+        self.claims.drop_if_idle(entry)
 
     @contextlib.contextmanager
     def _counted(self, group: str, held: Held, parts: Collection[TopicPartition]) -> Iterator[None]:
@@ -799,35 +877,45 @@ class CommittedOffsets:
         finally:
             self.count.add_offsets(group, units(held, parts) - before)
 
-    async def _write(self, entry: GroupQueue) -> None:
+    def _write(self, entry: GroupQueue, held: Held) -> None:
         """Write the commits that wait at this moment."""
-        held = await self.claims.hold(entry)
-        assert held is not None
         queue, commits = entry.take_commits()
-        errors = self.count.refuse(held, {part: to for part, (_, to) in queue.items()})
-        changes = {part: to for part, (_, to) in queue.items() if part not in errors}
         info = next((commit.info for commit in reversed(commits) if commit.info is not None), None)
         if info is not None and info.protocol_type == held.info.protocol_type:
             info = None
         try:
-            write = GroupWrite(entry.name, held, claim_requests.encoded(changes), info)
-            with self._counted(entry.name, held, changes), self.claims.judged(entry):
-                await self._writes.store(write, entry.session_id)
-        except NotCoordinator:
-            entry.put_back(queue, commits, dissolved=True)
-            return
-        except Unavailable:
-            entry.put_back(queue, commits, dissolved=entry.held is not held)
-            raise
+            values = claim_requests.encoded({part: to for part, (_, to) in queue.items()})
+            errors = self.count.refuse(held, values)
+            write = GroupWrite(entry.name, held, _without(values, errors), info)
+            taken = _Taken(write, queue, commits, errors, units(held, write.values))
+            self._writes.store(write, entry.session_id, functools.partial(self._written, entry, taken))
         except ApplianceError as error:
-            for commit in commits:
-                commit.fail(error)
-            return
-        if info is not None and entry.held is held:
-            entry.held = held._replace(info=info)
-        entry.used = asyncio.get_running_loop().time()
-        for commit in commits:
-            commit.complete(errors)
+            _fail(commits, error)
+            self._end(entry, None)
+
+    def _written(self, entry: GroupQueue, taken: _Taken, error: ApplianceError | None) -> None:
+        """A write is stored, or is not for this error."""
+        held, info = taken.write.held, taken.write.info
+        try:
+            with self.claims.judged(entry):
+                if error is not None:
+                    raise error
+        except NotCoordinator:
+            entry.put_back(taken.queue, taken.commits, dissolved=True)
+            error = None  # those that are no members' wait for the next claim
+        except Unavailable:
+            entry.put_back(taken.queue, taken.commits, dissolved=entry.held is not held)
+        except ApplianceError as fault:
+            _fail(taken.commits, fault)
+            error = None
+        else:
+            if info is not None and entry.held is held:
+                entry.held = held._replace(info=info)
+            entry.used = asyncio.get_running_loop().time()
+            for commit in taken.commits:
+                commit.complete(taken.errors)
+        self.count.add_offsets(entry.name, units(held, taken.write.values) - taken.units_before)
+        self._end(entry, error)
 
     async def _note_active(self, entry: GroupQueue, held: Held) -> None:
         info = GroupInfo(held.info.protocol_type, self._clock_ms())

@@ -240,8 +240,9 @@ class RegistrySession:
             raise InvalidRequest("this appliance runs without ZooKeeper (zookeeper.nodes = 0): it has no groups")
         begun = self._loop.time()
         try:
-            async with asyncio.timeout(QUESTION_MS_MAX / 1000):
-                await self._started.wait()
+            if not self._started.is_set():
+                async with asyncio.timeout(QUESTION_MS_MAX / 1000):
+                    await self._started.wait()
         except TimeoutError:
             operation.close()
             raise ZooKeeperAway("the local ZooKeeper ensemble is not up yet: try again") from None

@@ -8,10 +8,9 @@ Writes of one group are never in two of them.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ...errors import ApplianceError, Unavailable
 from ...zookeeper import claims
@@ -29,10 +28,14 @@ class Asker(Protocol):
     async def ask(self, operation: Operation[T], *, session_id: int | None = None) -> T: ...
 
 
+Done: TypeAlias = Callable[[ApplianceError | None], None]
+"""Called with why a write was not stored; None: it was."""
+
+
 class _Waiting(NamedTuple):
     write: GroupWrite
     session_id: int
-    done: asyncio.Future[None]
+    done: Done
     parts: int
     size: int
 
@@ -47,28 +50,22 @@ class SharedWrites:
         """Of all that wait."""
         self._groups: list[set[str]] = []
         """Of each transaction that is on its way."""
-        self._starting = False
 
-    async def store(self, write: GroupWrite, session_id: int) -> None:
-        """Store one group's offsets, in the session of its claim.  Raises as :func:`claims.write`."""
-        waiting = _Waiting(write, session_id, asyncio.get_running_loop().create_future(), write.part_count, write.size)
+    def store(self, write: GroupWrite, session_id: int, done: Done) -> None:
+        """Have one group's offsets stored, in the session of its claim, by the next :meth:`start`.
+
+        The errors are those of :func:`claims.write`.
+        """
+        waiting = _Waiting(write, session_id, done, *write.cost())
         self._queue.append(waiting)
         self._note(waiting, 1)
-        if not self._starting:
-            self._starting = True
-            self._spawn(self._start())
-        await waiting.done
 
     def _note(self, waiting: _Waiting, sign: int) -> None:
         self._parts += sign * waiting.parts
         self._size += sign * waiting.size
 
-    async def _start(self) -> None:
-        """In a task of its own, so that what others store in the same turn of the loop goes together."""
-        self._starting = False
-        self._start_some()
-
-    def _start_some(self) -> None:
+    def start(self) -> None:
+        """Send what waits, or leave it to a transaction on its way to go on."""
         while not self._groups or (len(self._groups) < IN_FLIGHT_MAX and not claims.fits(self._parts, self._size)):
             batch = self._take()
             if not batch:
@@ -99,7 +96,7 @@ class SharedWrites:
             await self._store_some(batch)
         finally:
             self._groups = [others for others in self._groups if others is not groups]
-            self._start_some()
+            self.start()
 
     async def _store_some(self, batch: Sequence[_Waiting]) -> None:
         try:
@@ -112,9 +109,4 @@ class SharedWrites:
                 return
             outcomes = [error] * len(batch)
         for waiting, outcome in zip(batch, outcomes, strict=True):
-            if waiting.done.done():
-                continue  # its caller was cancelled
-            if outcome is None:
-                waiting.done.set_result(None)
-            else:
-                waiting.done.set_exception(outcome)
+            waiting.done(outcome)

@@ -146,6 +146,29 @@ def test_any_number_of_pipelined_commits_succeed_and_the_newest_is_stored(monkey
     run(scenario())
 
 
+def test_the_commits_of_many_groups_in_one_turn_are_one_write_and_a_busy_group_keeps_none_waiting() -> None:
+    async def scenario() -> None:
+        tree = Tree()
+        broker = Broker(tree)
+        names = [f"g{number}" for number in range(100)]
+
+        async def commit(name: str, to: int) -> None:
+            assert await broker.offsets.commit(name, {PART: CommittedOffset(to)}) == {}
+
+        await asyncio.gather(*(commit(name, 1) for name in names))
+        broker.zookeeper.writes = 0
+        await asyncio.gather(*(commit(name, 2) for name in names))
+        assert broker.zookeeper.writes == 1
+        async with broker.offsets.claims.locked("g7"):  # as for its snapshot
+            late = asyncio.ensure_future(commit("g7", 3))
+            await asyncio.gather(*(commit(name, 3) for name in names if name != "g7"))
+            assert not late.done() and tree.nodes[offset("g7", PART)].value == b"2"
+        await late
+        assert {tree.nodes[offset(name, PART)].value for name in names} == {b"3"}
+
+    run(scenario())
+
+
 def test_each_partition_has_its_newest_and_a_deletion_is_a_commit_like_any_other() -> None:
     async def scenario() -> None:
         broker = Broker(Tree())

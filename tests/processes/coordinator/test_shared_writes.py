@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from appliance.errors import InvalidTopic, NotCoordinator, ZooKeeperAway
+from appliance.errors import ApplianceError, InvalidTopic, NotCoordinator, ZooKeeperAway
 from appliance.names import TopicPartition
 from appliance.processes.coordinator.shared_writes import IN_FLIGHT_MAX, SharedWrites
 from appliance.zookeeper import claims
@@ -55,6 +55,19 @@ class Ensemble:
             result: T = finished.value
             return result
 
+    async def store(self, write: GroupWrite, session_id: int) -> None:
+        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(error: ApplianceError | None) -> None:
+            if error is None:
+                stored.set_result(None)
+            else:
+                stored.set_exception(error)
+
+        self.writes.store(write, session_id, done)
+        asyncio.get_running_loop().call_soon(self.writes.start)  # with what others store in this turn
+        await stored
+
     def take(self, name: str) -> Held:
         taken = self.tree.run(claims.claim_group(name, Claimant(1, "one"), "epoch", make=True))
         assert isinstance(taken, claims.Taken)
@@ -77,7 +90,7 @@ def test_what_has_come_meanwhile_is_one_transaction_within_its_bounds() -> None:
         for stored, parts in ((b"1", first), (b"2", [3 * 133, 3 * 133, 3 * 34])):
             ensemble.asked.clear()
             writes = [GroupWrite(name, held, {PART: stored}, GroupInfo("consumer")) for name, held in groups.items()]
-            await asyncio.gather(*(ensemble.writes.store(write, 1) for write in writes))
+            await asyncio.gather(*(ensemble.store(write, 1) for write in writes))
             assert {ensemble.value(name) for name in groups} == {stored}
             assert all(held.values == {PART: stored} for held in groups.values())
             assert [len(request.parts) for request in ensemble.asked] == parts
@@ -106,7 +119,7 @@ def test_full_transactions_go_at_the_same_time_and_none_of_one_group(monkeypatch
 
         def store(names: list[str], value: bytes) -> list[asyncio.Future[None]]:
             writes = [GroupWrite(name, groups[name], dict.fromkeys(parts, value)) for name in names]
-            return [asyncio.ensure_future(ensemble.writes.store(write, 1)) for write in writes]
+            return [asyncio.ensure_future(ensemble.store(write, 1)) for write in writes]
 
         waiting = store(["g0"], b"1")
         await asyncio.sleep(0.01)
@@ -131,7 +144,7 @@ def test_short_offsets_of_many_partitions_are_one_transaction() -> None:
         groups = {name: ensemble.take(name) for name in "ab"}
         parts = [TopicPartition("logs", number) for number in range(190)]
         writes = [GroupWrite(name, held, dict.fromkeys(parts, b"1")) for name, held in groups.items()]
-        await asyncio.gather(*(ensemble.writes.store(write, 1) for write in writes))
+        await asyncio.gather(*(ensemble.store(write, 1) for write in writes))
         assert len(ensemble.multis) == 1
 
     run(scenario())
@@ -142,13 +155,13 @@ def test_one_group_without_its_claim_or_with_other_nodes_keeps_no_other_from_bei
         ensemble = Ensemble()
         groups = {name: ensemble.take(name) for name in ("a", "deposed", "b", "changed", "gone", "c")}
         for name, held in groups.items():
-            await ensemble.writes.store(GroupWrite(name, held, {PART: b"1"}), 1)
+            await ensemble.store(GroupWrite(name, held, {PART: b"1"}), 1)
         ensemble.tree.run(ask([delete(groups["deposed"].path), delete(offset("changed", PART))]))
         ensemble.tree.run(ask([create(offset("gone", TopicPartition("logs", 1)), b"by hand")]))
         changes: dict[str, dict[TopicPartition, bytes | None]] = {name: {PART: b"2"} for name in groups}
         changes["gone"] = {PART: None, TopicPartition("logs", 1): b"3"}
         writes = [GroupWrite(name, held, changes[name]) for name, held in groups.items()]
-        outcomes = await asyncio.gather(*(ensemble.writes.store(write, 1) for write in writes), return_exceptions=True)
+        outcomes = await asyncio.gather(*(ensemble.store(write, 1) for write in writes), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [type(None), NotCoordinator] + [type(None)] * 4
         values = {name: ensemble.value(name) for name in groups}
         assert values == {"a": b"2", "deposed": b"1", "b": b"2", "changed": b"2", "gone": None, "c": b"2"}
@@ -163,14 +176,14 @@ def test_nodes_that_are_not_as_known_cost_a_few_round_trips_and_not_one_for_each
         ensemble = Ensemble()
         groups = {f"g{number}": ensemble.take(f"g{number}") for number in range(60)}
         await asyncio.gather(
-            *(ensemble.writes.store(GroupWrite(name, held, {PART: b"1"}), 1) for name, held in groups.items())
+            *(ensemble.store(GroupWrite(name, held, {PART: b"1"}), 1) for name, held in groups.items())
         )
         other = TopicPartition("logs", 1)
         for name in ("g3", "g20", "g50"):  # by a write that was given up
             ensemble.tree.run(ask([create(offset(name, other), b"late")]))
         ensemble.asked.clear()
         writes = [GroupWrite(name, held, {PART: b"2", other: b"2"}) for name, held in groups.items()]
-        await asyncio.gather(*(ensemble.writes.store(write, 1) for write in writes))
+        await asyncio.gather(*(ensemble.store(write, 1) for write in writes))
         assert {ensemble.value(name, other) for name in groups} == {b"2"}
         assert len(ensemble.multis) == 2
 
@@ -182,12 +195,12 @@ def test_a_write_that_is_refused_whatever_is_done_is_the_error_of_its_group_alon
         ensemble = Ensemble()
         groups = {f"g{number}": ensemble.take(f"g{number}") for number in range(60)}
         await asyncio.gather(
-            *(ensemble.writes.store(GroupWrite(name, held, {PART: b"1"}), 1) for name, held in groups.items())
+            *(ensemble.store(GroupWrite(name, held, {PART: b"1"}), 1) for name, held in groups.items())
         )
         ensemble.tree.run(ask([create(offset("g3", PART) + "/below")]))  # it cannot be deleted
         ensemble.asked.clear()
         writes = [GroupWrite(name, held, {PART: None}) for name, held in groups.items()]
-        outcomes = await asyncio.gather(*(ensemble.writes.store(write, 1) for write in writes), return_exceptions=True)
+        outcomes = await asyncio.gather(*(ensemble.store(write, 1) for write in writes), return_exceptions=True)
         assert [name for name, outcome in zip(groups, outcomes, strict=True) if outcome] == ["g3"]
         assert {name for name in groups if ensemble.value(name)} == {"g3"}
         assert len(ensemble.multis) < 15
@@ -201,9 +214,7 @@ def test_what_zookeeper_cannot_take_is_the_error_of_its_group_alone() -> None:
         good, bad = ensemble.take("good"), ensemble.take("bad")
         unfit = TopicPartition("\0", 0)
         writes = [GroupWrite("bad", bad, {unfit: b"1"}), GroupWrite("good", good, {PART: b"1"})]
-        first, second = await asyncio.gather(
-            *(ensemble.writes.store(write, 1) for write in writes), return_exceptions=True
-        )
+        first, second = await asyncio.gather(*(ensemble.store(write, 1) for write in writes), return_exceptions=True)
         assert isinstance(first, InvalidTopic) and second is None and ensemble.value("good") == b"1"
 
     run(scenario())
@@ -213,15 +224,15 @@ def test_writes_of_another_session_and_without_zookeeper_fail_and_the_next_succe
     async def scenario() -> None:
         ensemble = Ensemble()
         held = {name: ensemble.take(name) for name in "ab"}
-        old = asyncio.ensure_future(ensemble.writes.store(GroupWrite("a", held["a"], {PART: b"1"}), 7))
-        await ensemble.writes.store(GroupWrite("b", held["b"], {PART: b"1"}), 1)
+        old = asyncio.ensure_future(ensemble.store(GroupWrite("a", held["a"], {PART: b"1"}), 7))
+        await ensemble.store(GroupWrite("b", held["b"], {PART: b"1"}), 1)
         with pytest.raises(ZooKeeperAway):
             await old
         ensemble.away = True
         with pytest.raises(ZooKeeperAway):
-            await ensemble.writes.store(GroupWrite("a", held["a"], {PART: b"2"}), 1)
+            await ensemble.store(GroupWrite("a", held["a"], {PART: b"2"}), 1)
         ensemble.away = False
-        await ensemble.writes.store(GroupWrite("a", held["a"], {PART: b"3"}), 1)
+        await ensemble.store(GroupWrite("a", held["a"], {PART: b"3"}), 1)
         assert ensemble.value("a") == b"3"
 
     run(scenario())
