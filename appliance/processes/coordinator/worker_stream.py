@@ -53,7 +53,7 @@ class WorkerStream(asyncio.Protocol):
         self._publish = publish
         self._on_usage = on_usage
         self._publisher = Publisher()
-        self._tasks: set[asyncio.Task[bytes | None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._reader = MessageReader(TO_COORDINATOR_STREAM, frame_bytes_max + OVERHEAD_BYTES)
         self._transport: asyncio.Transport | None = None
         self._unsent: list[bytearray] = []
@@ -139,23 +139,25 @@ class WorkerStream(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _serve(self, token: int, origin: Origin, frame: bytes) -> None:
-        task = asyncio.get_running_loop().create_task(self._answer(origin, frame))
+        task = asyncio.get_running_loop().create_task(self._answer_one(token, origin, frame))
         self._tasks.add(task)
-        task.add_done_callback(lambda task: self._answered(token, origin, task))
+        task.add_done_callback(self._tasks.discard)
 
-    def _answered(self, token: int, origin: Origin, task: asyncio.Task[bytes | None]) -> None:
-        """Send the reply.
+    async def _answer_one(self, token: int, origin: Origin, frame: bytes) -> None:
+        """Answer a request, and send the reply.
 
         A bug in answering closes only that connection: a client that sends the frame again must not be able to end the
         process that all others need.
         """
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            log.error(
-                "%s listener: a request of %s cannot be answered", origin.listener.protocol, origin.peer, exc_info=error
-            )
-        reply = None if task.cancelled() or error is not None else task.result()
+        reply = None
+        try:
+            reply = await self._answer(origin, frame)
+        except Exception:
+            log.exception("%s listener: a request of %s cannot be answered", origin.listener.protocol, origin.peer)
+        finally:  # also when it is cancelled
+            self._answered(token, origin, reply)
+
+    def _answered(self, token: int, origin: Origin, reply: bytes | None) -> None:
         if reply is not None and len(reply) > REPLY_BYTES_MAX:
             log.error("%s listener: the reply to %s has %d bytes", origin.listener.protocol, origin.peer, len(reply))
             reply = None

@@ -49,6 +49,8 @@ READS_MAX: Final = 16
 FORWARDED_BYTES_MAX: Final = 64 << 20
 """Frames of all connections that wait for the coordinator; a connection that would exceed it is closed."""
 RESERVED_BYTES: Final = 1 << 20
+FLUSHED_BYTES: Final = 8 << 10
+"""What is sent to the coordinator goes at the end of the turn, which wakes it once, or when so much has come."""
 METADATA: Final = "Metadata"
 SENT_MAX: Final = 2
 """Coordinators that one frame is sent to: the first, and its successor if the first died before it answered."""
@@ -119,7 +121,7 @@ class CoordinatorLink:
         return frame.pending
 
     def forward(self, pending: Pending, frame: memoryview) -> int:
-        """Send a frame to the coordinator, or keep it for the next one; return its token.
+        """Send a frame to the coordinator with the next :meth:`flush`, or keep it for the next one; return its token.
 
         Raises:
             ProtocolFault: unanswered frames take FORWARDED_BYTES_MAX already.
@@ -134,14 +136,14 @@ class CoordinatorLink:
         self._frames_bytes += len(data)
         if self.sock is not None:
             self._enqueue(forwarded)
-            self.flush()
+            if len(self._out) >= FLUSHED_BYTES:
+                self.flush()
         return self._token
 
     def report(self, rows: list[UsageRow]) -> None:
         """Tell the other workers, through the coordinator, what clients have taken from their limits."""
         if self.sock is not None:
             self._out += packed(LimitsTaken(rows))
-            self.flush()
 
     def abandon(self, token: int) -> None:
         """Forget a frame whose reply nobody wants any more; it is dropped when it comes."""
@@ -330,7 +332,6 @@ class Forwarder:
             self._connections.answer(pending, [reply])
         else:
             connection.own(pending, partial(self._link.abandon, self._link.forward(pending, frame)))
-            self._watch()
         return True
 
     def _answer(self, connection: WorkerConnection, frame: memoryview) -> bytes | None:
@@ -353,7 +354,13 @@ class Forwarder:
     def report(self, rows: list[UsageRow]) -> None:
         """See :meth:`CoordinatorLink.report`."""
         self._link.report(rows)
-        self._watch()
+
+    def end_turn(self) -> None:
+        """Send what this turn has for the coordinator."""
+        if self._link.pending:
+            if not self._waits:  # else epoll tells when the socket takes more
+                self._link.flush()
+            self._watch()
 
     def on_event(self, event: int) -> None:
         """Take replies; with EPOLLOUT send the remaining bytes first."""

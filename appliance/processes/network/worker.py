@@ -337,6 +337,7 @@ class NetworkWorker:
         if self._turn.now_ms - self._check_ms >= self._checks_every_ms:
             self._check_timeouts()
         self._cold_reads.end_turn()
+        self._forwarder.end_turn()
         self._turn.end()
 
     def _timeout_s(self) -> float:

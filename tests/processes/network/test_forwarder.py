@@ -6,10 +6,12 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.processes.message_stream import MessageReader, packed
 from appliance.processes.messages import TO_COORDINATOR_STREAM, ForwardRequest, RequestAnswered
-from appliance.processes.network.forwarder import CoordinatorLink
+from appliance.processes.network.forwarder import FLUSHED_BYTES, CoordinatorLink
 from appliance.processes.network.worker_connection import ClientSession
 from appliance.security.principals import Origin
 
@@ -26,6 +28,7 @@ class Coordinators:
 
     def frames(self) -> list[bytes]:
         """What this one has been sent."""
+        self.link.flush()
         reader = MessageReader(TO_COORDINATOR_STREAM, 1 << 20)
         self.socket.setblocking(False)
         try:
@@ -85,6 +88,24 @@ def test_a_reply_that_nobody_wants_any_more_is_dropped() -> None:
     for answered in (token, token + 1):
         coordinators.answer(answered)
     assert link.receive() == [(there, b"reply")] and link._frames_bytes == 0
+    coordinators.socket.close()
+    assert link.sock is not None
+    link.sock.close()
+
+
+def test_the_requests_of_a_turn_wake_the_coordinator_once() -> None:
+    """Also those of a turn that has many, which go on their way in pieces that it can begin with."""
+    coordinators = Coordinators()
+    link = coordinators.link
+    coordinators.start()
+    coordinators.socket.setblocking(False)
+    link.forward(request(), memoryview(b"first"))
+    link.forward(request(), memoryview(b"second"))
+    with pytest.raises(BlockingIOError):
+        coordinators.socket.recv(1)
+    assert coordinators.frames() == [b"first", b"second"]
+    link.forward(request(), memoryview(bytes(FLUSHED_BYTES)))
+    assert len(coordinators.socket.recv(2 * FLUSHED_BYTES)) > FLUSHED_BYTES
     coordinators.socket.close()
     assert link.sock is not None
     link.sock.close()
