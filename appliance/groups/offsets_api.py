@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+import struct
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ..catalog import Topic
 from ..errors import ApplianceError, NotCoordinator
 from ..names import NOTE_BYTES_MAX, TopicPartition
 from ..security.acls import Operation, ResourceType
-from ..wire.kafka.call import Answer, Call, Handler, error_row, retriable, rows_by_topic
+from ..wire.kafka.call import Answer, Call, Encoded, Handler, error_row, retriable, rows_by_topic
 from ..wire.kafka.codes import Code
 from ..wire.kafka.metadata_reply import asked_id, topic_id
+from ..wire.kafka.reply import ReplyEncoder
 from . import consumer_protocol
 from .group_coordinator import GroupCoordinator
 from .store import Commit, GroupStore
@@ -22,6 +24,12 @@ OUTDATED: Final = (Code.STALE_MEMBER_EPOCH, Code.ILLEGAL_GENERATION)
 """Of a member with an older epoch in a group of the consumer protocol: it may have some partitions since then."""
 IDS_FROM: Final = 10
 """Version of both from which they name topics by their ids."""
+THROTTLED_FROM: Final = 3
+"""Version of OffsetCommit from which its reply begins with the throttle time."""
+FLEXIBLE_FROM: Final = 8
+THROTTLE_BYTES: Final = 4
+PARTITION: Final = struct.Struct(">ih")
+"""Of the reply to OffsetCommit: its number, and the error."""
 
 
 T = TypeVar("T")
@@ -97,8 +105,10 @@ class OffsetsApi:
         if changes:
             codes |= await self._write(name, changes)
         if call.version < IDS_FROM:
-            return {"topics": rows_by_topic(codes, error_row)}
-        return {"topics": [_topic_row(topic, "partitions", codes, Code.UNKNOWN_TOPIC_ID, error_row) for topic in asked]}
+            rows = rows_by_topic(codes, error_row)
+        else:
+            rows = [_topic_row(topic, "partitions", codes, Code.UNKNOWN_TOPIC_ID, error_row) for topic in asked]
+        return encode_committed(call, rows)
 
     def _named(self, topics: Iterable[Any], version: int) -> list[_Asked]:
         """Topics of a request, by names or by ids, each with its name; None: no topic has this id."""
@@ -285,6 +295,26 @@ class OffsetsApi:
         codes |= {key: Code.TOPIC_AUTHORIZATION_FAILED for key in keys if not may[key[0]]}
         rows = rows_by_topic(codes, error_row)
         return {"error_code": Code.NONE, "topics": rows}
+
+
+def encode_committed(call: Call, topics: Sequence[Mapping[str, Any]]) -> Encoded:
+    """The reply to OffsetCommit: no request is answered as often by the coordinator."""
+    reply = ReplyEncoder(flexible=call.version >= FLEXIBLE_FROM)
+    tags, errors, served = reply.tags, [], 0
+    parts = [] if call.version < THROTTLED_FROM else [bytes(THROTTLE_BYTES)]
+    parts.append(reply.count(len(topics)))
+    for topic in topics:
+        rows = topic["partitions"]
+        parts.append(reply.string(topic["name"]) if call.version < IDS_FROM else asked_id(topic["topic_id"]).bytes)
+        parts.append(reply.count(len(rows)))
+        parts += [PARTITION.pack(row["partition_index"], row["error_code"]) + tags for row in rows]
+        parts.append(tags)
+        refused = sum([row["error_code"] != 0 for row in rows])
+        served += len(rows) - refused
+        if refused:
+            errors.append(dict(topic))
+    parts.append(tags)
+    return Encoded(reply.frame(call.correlation_id, parts), errors, served)
 
 
 def refuse_offset(call: Call, key: TopicPartition, topic: Topic | None, note: str) -> Code:

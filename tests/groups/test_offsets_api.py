@@ -8,12 +8,16 @@ from uuid import UUID
 
 import pytest
 
+from appliance.addresses import PLAINTEXT, Listener
+from appliance.groups.offsets_api import encode_committed
 from appliance.groups.store import Commit
 from appliance.names import TopicPartition
 from appliance.security.acls import Acl, Operation, PatternType, Permission, ResourceType
-from appliance.security.principals import ANONYMOUS
+from appliance.security.principals import ANONYMOUS, Origin
 from appliance.security.security_state import SecurityState
+from appliance.wire.kafka import forwarded
 from appliance.wire.kafka.apis import APIS
+from appliance.wire.kafka.call import Call
 from appliance.wire.kafka.codes import Code
 
 from ..support.kafka_apis_fixture import KEY, NO_TOPIC, Client, FakeCluster, run
@@ -50,6 +54,24 @@ def test_commit_in_every_version(version: int) -> None:
         assert codes(simple) == [Code.UNKNOWN_MEMBER_ID], "the group has members, and this is none of them"
 
     run(scenario())
+
+
+@pytest.mark.parametrize("version", range(2, APIS[KEY["OffsetCommit"]].version_max + 1))
+def test_the_reply_to_a_commit_is_the_one_of_its_definition(version: int) -> None:
+    call = Call(None, version, 7, "", Origin(Listener("kafka", PLAINTEXT, "l:1"), "p:1", ANONYMOUS))
+    topics = [
+        {
+            "name": "n" * (size + 1),
+            "topic_id": UUID(int=size),
+            "partitions": [{"partition_index": number, "error_code": 3 * (number % 2)} for number in range(size)],
+        }
+        for size in (0, 1, 3, 200)
+    ]
+    for some in ([], topics):
+        reply = encode_committed(call, some)
+        assert reply.frame == forwarded.encode({"topics": some}, 7, KEY["OffsetCommit"], version)
+        assert reply.served == (1 + 2 + 100 if some else 0)
+        assert [len(row["partitions"]) for row in reply.rows] == ([3, 200] if some else []), "those with an error"
 
 
 def test_an_empty_group_keeps_its_type_and_commits_their_leader_epoch() -> None:
