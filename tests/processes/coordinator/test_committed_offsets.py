@@ -169,6 +169,20 @@ def test_the_commits_of_many_groups_in_one_turn_are_one_write_and_a_busy_group_k
     run(scenario())
 
 
+def test_a_group_is_not_claimed_for_commits_that_were_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committed_offsets, "COMMIT_MS_MAX", 20)
+
+    async def scenario() -> None:
+        broker = Broker(Tree())
+        async with broker.offsets.claims.locked("g"):
+            with pytest.raises(RequestTimedOut):
+                await broker.commit(1)
+        await asyncio.gather(*broker.tasks)
+        assert broker.zookeeper.asked == 0 and broker.offsets.claims.get("g") is None
+
+    run(scenario())
+
+
 def test_each_partition_has_its_newest_and_a_deletion_is_a_commit_like_any_other() -> None:
     async def scenario() -> None:
         broker = Broker(Tree())
