@@ -16,6 +16,7 @@ regular expressions, which say what the formats are.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -53,7 +54,7 @@ SYSLOG5424: Final = (
     r'(?P<msgid>\S+) (?P<structured>-|(?:\[[^ \]="]+(?: [^ \]="]+="(?:[^"\\\]]|\\.)*")*\])+)'
     r"(?: \x{FEFF}?(?P<message>(?s:.*)))?$"
 )
-_ACCESS_HEAD = r"^(?P<client>\S+) \S+ (?P<user>[^\"\n]+?) \[(?P<time>[^\]]+)\] "
+_ACCESS_HEAD = r"^(?P<client>\S+) (?P<ident>\S+) (?P<user>[^\"\n]+?) \[(?P<time>[^\]]+)\] "
 _ACCESS_MIDDLE = r" (?P<status>\d{3}) (?P<bytes>\d+|-)"
 ACCESS: Final = (
     _ACCESS_HEAD + r'"(?P<request>(?:[^"\\]|\\.)*)"' + _ACCESS_MIDDLE + r'(?: "(?P<referer>(?:[^"\\]|\\.)*)" '
@@ -64,11 +65,17 @@ _NGINX_ERROR = (
     r"^(?P<time>\d{4}/\d\d/\d\d \d\d:\d\d:\d\d) \[(?P<level>\w+)\] (?P<pid>\d+)#\d+: "
     r"(?:\*(?P<connection>\d+) )?(?P<message>(?s:.*))$"
 )
-_NGINX_REQUEST = (
+_NGINX_ADDED = (
     r', client: (?P<client>[^,\s]+)(?:, server: [^,"]*)?(?:, request: "(?P<request>[^"]*)")?'
-    r'(?:, (?:subrequest|upstream|host|referrer|login): "[^"]*")*(?:, bytes from/to \w+:\d+/\d+)*(?:, \w+: "[^"]*)?$'
+    r'(?:, (?:subrequest|upstream|host|referrer|login): "[^"]*")*(?:, bytes from/to \w+:\d+/\d+)*'
 )
+_NGINX_REQUEST = _NGINX_ADDED + r'(?:, \w+: "[^"]*)?$'
 """What nginx adds at the end, up to where it cuts the line: a text before it may look alike, as that of an upstream."""
+_NGINX_SPOKEN = re.compile(_NGINX_ADDED + r'(?:, referrer: "(?s:.*)|, \w+: "[^"]*)?')
+"""The same, where the referrer, which a client chooses and nothing escapes, may look like anything."""
+_NGINX_CLIENT = ", client: "
+_NGINX_CLIENTS_MAX = 8
+_MANY_CLIENTS = "one, or another"
 _APACHE_ERROR = (
     r"^\[(?P<time>[^\]]+)\] \[(?:\w*:)?(?P<level>\w+)\](?: \[pid (?P<pid>\d+)(?::tid \d+)?\])?"
     r"(?: (?P<cause>\(\d+\)[^:\[]+:))?(?: \[(?:client|remote) (?P<client>[^\]]+)\])? (?P<message>(?s:.*))$"
@@ -198,10 +205,15 @@ def _cut_access(whole: Lines, quotes: Any) -> tuple[pa.Array, Groups]:
 # ---- columns that do not follow from one group each
 
 
+def _priorities(texts: pa.Array) -> pa.Array:
+    """Numbers of priorities; null for those above 191, the largest."""
+    numbers = integers(texts)
+    return pc.if_else(pc.less_equal(numbers, 191), numbers, None)
+
+
 def _priority(columns: Groups) -> Groups:
-    """Replaces a syslog priority by facility and level; null for a priority above 191, the largest."""
+    """Replaces a syslog priority by facility and level."""
     number = columns.pop("pri")
-    number = pc.if_else(pc.less_equal(number, 191), number, None)
     severity, facility = pc.bit_wise_and(number, 7), pc.shift_right(number, 3)
     return columns | {"level": SEVERITIES.take(severity), "facility": FACILITIES.take(facility)}
 
@@ -228,7 +240,23 @@ def _with_status(columns: Groups) -> Groups:
 def _of_access(columns: Groups) -> Groups:
     """Sets the level from the status and the message to the request line."""
     request = columns["request"]
-    return _requests(_with_status(columns)) | {"message": request}
+    return _requests(_with_status(_of_virtual_hosts(columns))) | {"message": request}
+
+
+def _of_virtual_hosts(columns: Groups) -> Groups:
+    """Apache's vhost_combined, Debian's own, has the virtual host and its port before the client."""
+    host, client, user = columns["client"], columns.pop("ident"), columns["user"]
+    if not pc.any(pc.match_substring(host, ":")).as_py():  # as nearly always
+        return columns
+    moved = pc.fill_null(pc.match_substring_regex(host, r"^[^:\[\]]+:\d{1,5}$"), False)
+    if not moved.true_count:
+        return columns
+    moved = pc.and_(moved, pc.and_(pc.is_valid(client), pc.fill_null(pc.match_substring(user, " "), False)))
+    return columns | {
+        "host": pc.if_else(moved, pc.replace_substring_regex(host, r":\d+$", ""), None),
+        "client": pc.if_else(moved, client, host),
+        "user": pc.if_else(moved, no_dash(pc.replace_substring_regex(user, r"^\S+ ", "")), user),
+    }
 
 
 def _constant(text: str, like: pa.Array) -> pa.Array:
@@ -241,16 +269,49 @@ def _found(texts: pa.Array, pattern: str) -> Groups:
     return {name: pc.if_else(matched, no_dash(group), None) for name, group in groups.items()}
 
 
+def _extract_nginx(lines: pa.Array) -> tuple[pa.Array, Groups]:
+    """With all that may be the client, in one text, and the request if there is no doubt.
+
+    A path, an upstream or a referrer can say ``, client: `` as nginx does.
+    """
+    matched, groups = extract_groups(lines, _NGINX_ERROR)
+    message = groups["message"]
+    found = _found(message, _NGINX_REQUEST)
+    several = np.flatnonzero(as_mask(pc.fill_null(pc.greater(pc.count_substring(message, _NGINX_CLIENT), 1), False)))
+    if len(several):
+        clients, requests = (found[name].to_pylist() for name in ("client", "request"))
+        for line in several:
+            clients[line], requests[line] = _spoken(message[int(line)].as_py())
+        found = {"client": pa.array(clients, pa.string()), "request": pa.array(requests, pa.string())}
+    return matched, groups | found
+
+
+def _spoken(message: str) -> tuple[str | None, str | None]:
+    """The clients, and the request, of all places where the end of nginx's own text may begin."""
+    places = [place.start() for place in re.finditer(_NGINX_CLIENT, message)]
+    if len(places) > _NGINX_CLIENTS_MAX:  # only who forges says it so often
+        return _MANY_CLIENTS, None
+    found = [_NGINX_SPOKEN.fullmatch(message, at) for at in places]
+    clients = dict.fromkeys(match["client"] for match in found if match is not None)
+    requests = {match["request"] for match in found if match is not None}
+    return ", ".join(clients) or None, requests.pop() if len(requests) == 1 and len(clients) == 1 else None
+
+
+def _one(texts: pa.Array) -> pa.Array:
+    """Null where there are several."""
+    return no_dash(pc.if_else(pc.match_substring(texts, ", "), None, texts))
+
+
 def _nginx_error(columns: Groups) -> Groups:
-    return _requests(columns | _found(columns["message"], _NGINX_REQUEST)) | {
-        "service": _constant("nginx", columns["time"])
-    }
+    return _requests(columns) | {"service": _constant("nginx", columns["time"])}
 
 
 def _apache_error(columns: Groups) -> Groups:
     """Takes the port from the client: 2.4 writes one, and the process before it; before that there was neither."""
     cause, client = columns.pop("cause"), columns["client"]
-    has_port = pc.or_(pc.is_valid(columns["pid"]), pc.equal(pc.count_substring(client, ":"), 1))
+    colons = pc.count_substring(client, ":")
+    whole = pc.and_(pc.equal(colons, 7), pc.invert(pc.match_substring(client, "::")))
+    has_port = pc.or_(pc.and_(pc.is_valid(columns["pid"]), pc.invert(whole)), pc.equal(colons, 1))
     columns["client"] = pc.if_else(has_port, pc.replace_substring_regex(client, r":\d+$", ""), client)
     message = pc.if_else(
         pc.is_valid(cause),
@@ -311,9 +372,12 @@ class Format(NamedTuple):
     fields: Mapping[str, pa.DataType] = {}
     convert: Mapping[str, Callable[[pa.Array], pa.Array]] = {}
     after: Callable[[Groups], Groups] = lambda columns: columns
+    wrong: Mapping[str, str] = {}
+    """What is wrong with texts of fields that are converted to null; of integers, that they are no numbers."""
 
     def parser(self, name: str, times: Times) -> Regex:
-        return Regex(name, self.extract, times, self.convert, self.fields, self.after)
+        wrong = {field: "is not a number" for field, kind in self.fields.items() if pa.types.is_integer(kind)}
+        return Regex(name, self.extract, times, self.convert, self.fields, self.after, wrong | dict(self.wrong))
 
 
 def _texts(*names: str) -> dict[str, pa.DataType]:
@@ -322,6 +386,7 @@ def _texts(*names: str) -> dict[str, pa.DataType]:
 
 _PID = {"pid": pa.int64()}
 _ISO = ("iso",)
+_ABOVE = {"pri": "is above 191"}
 _REQUESTED = _texts("client", "method", "path", "protocol")
 _NUMBERED = {"pid": integers, "level": levels}
 FORMATS: Final[dict[str, Format]] = {
@@ -329,15 +394,17 @@ FORMATS: Final[dict[str, Format]] = {
         extract_any_syslog,
         ("rfc3164", "iso"),
         _texts("facility") | _PID,
-        {"pid": integers, "pri": integers},
+        {"pid": integers, "pri": _priorities},
         _priority,
+        _ABOVE,
     ),
     "syslog5424": Format(
         partial(extract_groups, pattern=SYSLOG5424),
         _ISO,
         _texts("facility") | _PID | _texts("msgid", "structured"),
-        {"pid": integers, "pri": integers},
+        {"pid": integers, "pri": _priorities},
         _priority,
+        _ABOVE,
     ),
     "access": Format(
         extract_access,
@@ -349,11 +416,12 @@ FORMATS: Final[dict[str, Format]] = {
         _of_access,
     ),
     "nginx_error": Format(
-        partial(extract_groups, pattern=_NGINX_ERROR),
+        _extract_nginx,
         ("nginx_error",),
         _PID | {"connection": pa.int64()} | _REQUESTED,
-        _NUMBERED | {"connection": integers},
+        _NUMBERED | {"connection": integers, "client": _one},
         _nginx_error,
+        {"client": "is one of several"},
     ),
     "apache_error": Format(
         partial(extract_groups, pattern=_APACHE_ERROR),

@@ -43,6 +43,8 @@ class Regex:
     convert: Mapping[str, Callable[[pa.Array], pa.Array]] = field(default_factory=dict)
     fields: Mapping[str, pa.DataType] = field(default_factory=dict)
     after: Callable[[Groups], Groups] = lambda columns: columns
+    wrong: Mapping[str, str] = field(default_factory=dict)
+    """What is wrong with texts of fields that are converted to null."""
 
     def parse(self, lines: pa.Array, received: datetime) -> Parsed:
         matched, texts = self.extract(lines)
@@ -57,8 +59,8 @@ class Regex:
                 faults.add("time is not a time", _lost(columns[name], no_dash(group)), dead=True)
             else:
                 columns[name] = self.convert.get(name, no_dash)(group)
-                if name in self.convert and pa.types.is_integer(self.fields.get(name, pa.string())):
-                    faults.add(f"{name} is not a number", _lost(columns[name], no_dash(group)), dead=False)
+                if name in self.convert and name in self.wrong:
+                    faults.add(f"{name} {self.wrong[name]}", _lost(columns[name], no_dash(group)), dead=False)
         return faults.parsed(as_mask(matched), self.after(columns))
 
 

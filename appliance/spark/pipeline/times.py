@@ -68,6 +68,8 @@ _LEAP = re.compile(r"(?:(?<![\d:])|(?<=\d{4}:))(\d\d:\d\d):60(?!\d)")
 """Where the seconds stand: behind a day or, in access logs, a year and a colon, and before a fraction at most."""
 _ZONED = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:?\d\d)$"
 _PLAIN = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,6})?$"
+_DATES: Final = frozenset("YyGmbBdjaAwuUWVcx")
+"""Directives of strptime that say something about the day."""
 Parse = Callable[[str, datetime, ZoneInfo], datetime | None]
 
 
@@ -282,6 +284,21 @@ def _in_a_year(in_year: Callable[[int], datetime], received: datetime) -> dateti
     return None
 
 
+def _ambiguity(directives: set[str]) -> str:
+    """What a format with these directives does not tell, although it begins to; strptime would guess it."""
+    numbered, weekday = directives & set("UWV"), directives & set("aAwu")
+    whole_day = directives & set("jcx") or ("d" in directives and directives & set("mbB")) or (numbered and weekday)
+    if numbered and not whole_day:
+        return "the number of a week tells no day: add that of the week, as %u, %a or %w"
+    if directives & _DATES and not whole_day:
+        return "it tells no day: that takes a month and its day, as %m and %d, or the day of the year, %j"
+    if "I" in directives and "p" not in directives:
+        return "%I tells no hour: add %p, or write %H for hours up to 23"
+    if directives & set("MSf") and not directives & set("HIcX"):
+        return "it tells no hour: add %H, or %I and %p"
+    return ""
+
+
 def _strptime(form: str) -> Parse:
     """A parser of this format.
 
@@ -295,11 +312,14 @@ def _strptime(form: str) -> Parse:
     if "%Z" in plain:
         raise ValueError(f"{form!r}: %Z is understood at the end only")
     directives = set(re.findall(r"%[-]?(.)", plain))
-    if directives & set("UW") and not directives & set("aAwudjcxD"):
-        raise ValueError(f"{form!r}: the number of a week tells no day: add that of the week, as %u, %a or %w")
-    has_year, has_day = directives & set("YyGcxD"), directives & set("djcxDUWV")
+    if lack := _ambiguity(directives):
+        raise ValueError(f"{form!r}: {lack}")
+    has_year, has_day = directives & set("YyGcx"), directives & _DATES
     tried = plain if has_year else f"%Y {plain}"
-    datetime.strptime(EPOCH.strftime(tried), tried)  # raises ValueError for what is no format
+    try:
+        datetime.strptime(EPOCH.strftime(tried), tried)  # raises ValueError for what is no format
+    except re.error:
+        raise ValueError(f"{form!r}: a directive is there twice") from None
 
     def parse(text: str, received: datetime, zone: ZoneInfo) -> datetime | None:
         name = ""

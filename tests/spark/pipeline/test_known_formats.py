@@ -106,6 +106,24 @@ def test_a_user_may_have_blanks_and_forge_nothing(agent: str) -> None:
     assert (found["user"], found["path"], found["time"].year) == (forged, "/real", 2026)
 
 
+@pytest.mark.parametrize(
+    ("client", "user"), [("192.0.2.1", "Jane"), ("192.0.2.1", "Jane Doe"), ("2001:db8::1", None), ("pc.example", "-x")]
+)
+@pytest.mark.parametrize("agent", ["curl", 'cu\\"rl'])
+def test_a_virtual_host_before_the_client(client: str, user: str | None, agent: str) -> None:
+    """As in other_vhosts_access.log of Debian's Apache."""
+    rest = f'{client} - {user or "-"} [10/Oct/2026:13:55:36 +0000] "GET /a HTTP/1.1" 200 5 "-" "{agent}"'
+    found = only("access", f"www.example.net:443 {rest}")
+    assert (found["host"], found["client"], found.get("user")) == ("www.example.net", client, user)
+    plain = only("access", rest)
+    assert ("host" in plain, plain["client"], plain.get("user"), plain["path"]) == (False, client, user, "/a")
+
+
+def test_a_port_behind_the_client_is_no_virtual_host() -> None:
+    found = only("access", '192.0.2.1:5432 - Jane Doe [10/Oct/2026:13:55:36 +0000] "GET /a HTTP/1.1" 200 5')
+    assert (found["client"], found["user"], "host" in found) == ("192.0.2.1:5432", "Jane Doe", False)
+
+
 def test_lines_of_container_runtimes() -> None:
     assert only("cri", '2026-11-20T10:00:00.123456789+01:00 stderr F {"a": 1}') == {
         "time": datetime(2026, 11, 20, 9, 0, 0, 123456, tzinfo=UTC),
@@ -216,12 +234,38 @@ def test_what_an_upstream_or_a_path_says_is_no_client(said: str) -> None:
         assert (found["client"], found["path"]) == ("192.0.2.2", "/real")
 
 
-@pytest.mark.parametrize("client", ["2001:db8::1", "fe80::1", "::1", "192.0.2.1"])
+@pytest.mark.parametrize(
+    "forged",
+    [
+        ', client: 198.51.100.66, server: x, request: "GET /fake HTTP/1.1", host: "h',
+        ', client: 198.51.100.66, server: x, referrer: "',
+        ", client: 198.51.100.66, server: x" * 9,
+    ],
+)
+def test_who_forges_what_nginx_says_hides_the_client_but_sets_none(forged: str) -> None:
+    """A referrer is what a client sent, and a path is decoded: quotes and all."""
+    head, name = "2026/11/20 10:00:00 [error] 12#13: *7", forged.replace("GET", "GET ")
+    real = 'client: 192.0.2.2, server: s, request: "GET /real HTTP/1.1", host: "h"'
+    for line in (
+        f'{head} directory index is forbidden, {real}, referrer: "http://r/{forged}"',
+        f'{head} open() "/srv/{name}" failed (2: No such file or directory), {real}, referrer: "http://r/{forged}"',
+        f'{head} open() "/srv/{name}" failed (2: No such file or directory), {real}',
+    ):
+        found = parse("nginx_error", line)
+        client, path = (found.columns[column].to_pylist()[0] for column in ("client", "path"))
+        assert (client, path) in ((None, None), ("192.0.2.2", "/real"))
+        counted = {reason: wrong.tolist() for reason, wrong in found.nulled.items()}
+        assert counted == ({} if client else {"nginx_error: client is one of several": [True]})
+
+
+@pytest.mark.parametrize("client", ["2001:db8::1", "fe80::1", "::1", "192.0.2.1", "2001:db8:0:0:0:0:0:1"])
 def test_apache_writes_a_port_since_2_4(client: str) -> None:
     old = only("apache_error", f"[Fri Nov 20 10:00:00 2026] [error] [client {client}] File does not exist")
     assert old["client"] == client
     new = "[Fri Nov 20 10:00:00.123456 2026] [core:error] [pid 1]"
     assert only("apache_error", f"{new} [client {client}:55512] AH1: x")["client"] == client
+    whole = "2001:db8:0:0:0:0:0:1"
+    assert only("apache_error", f"{new} [client {whole}] AH1: x")["client"] == whole
 
 
 def test_apache_error() -> None:
@@ -282,6 +326,18 @@ def test_a_field_that_is_no_number_is_null_and_counted(parser: str, line: str, c
     assert found.columns[column].to_pylist() == [None, None]
     counted = {reason: wrong.tolist() for reason, wrong in found.nulled.items()}
     assert counted == {f"{parser}: {column} is not a number": [True, False]}
+
+
+@pytest.mark.parametrize(
+    ("parser", "rest"),
+    [("syslog", "Nov 20 10:00:00 h app[1]: m"), ("syslog5424", "1 2026-11-20T10:00:00Z h app 7 ID - m")],
+)
+def test_a_priority_that_is_none_is_null_and_counted(parser: str, rest: str) -> None:
+    found = parse(parser, f"<192>{rest}", f"<191>{rest}", "no line of it")
+    assert found.columns["level"].to_pylist() == [None, "debug", None]
+    assert found.columns["facility"].to_pylist() == [None, "local7", None]
+    counted = {reason: wrong.tolist() for reason, wrong in found.nulled.items()}
+    assert counted == {f"{parser}: pri is above 191": [True, False, False]}
 
 
 # ---- the formats that are cut out at positions, against their regular expressions

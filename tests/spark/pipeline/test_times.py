@@ -119,10 +119,32 @@ def test_times_that_nobody_can_reckon_with_are_none(text: str) -> None:
     assert parsed([text]) == [None] and parsed([*many, text])[-1] is None
 
 
-@pytest.mark.parametrize("style", ["%Y w%W", "%Y-%U %H:%M"])
-def test_a_format_that_tells_no_day_is_refused(style: str) -> None:
-    with pytest.raises(ValueError, match="tells no day"):
+@pytest.mark.parametrize(
+    ("style", "lack"),
+    [
+        *((style, "tells no day") for style in ("%Y w%W", "%Y-%U %H:%M", "%d %H:%M:%S", "%Y %d %H:%M", "%m %H:%M")),
+        *((style, "tells no day") for style in ("%Y-%m", "%y %H:%M", "%Y %a %H:%M", "%A %H:%M:%S")),
+        *((style, "tells no hour") for style in ("%Y-%m-%d %I:%M:%S", "%I:%M", "%d %b %M:%S", "%S.%f")),
+        *((style, "there twice") for style in ("%H:%M %H", "%d.%m.%Y %d")),
+    ],
+)
+def test_a_format_that_leaves_the_time_to_be_guessed_is_refused(style: str, lack: str) -> None:
+    with pytest.raises(ValueError, match=lack):
         Times([style], "UTC")
+
+
+@pytest.mark.parametrize(
+    ("style", "text"),
+    [
+        ("%d %b %Y %I:%M %p", "20 Nov 2026 10:00 AM"),
+        ("%a %d %b %H:%M", "Fri 20 Nov 10:00"),
+        ("%Y-%j %H", "2026-324 10"),
+        ("%c", "Fri Nov 20 10:00:00 2026"),
+        ("%x %X", "11/20/26 10:00:00"),
+    ],
+)
+def test_a_format_that_tells_day_and_hour_is_read(style: str, text: str) -> None:
+    assert parsed([text], [style]) == [TEN]
 
 
 def test_a_format_with_a_week_and_its_day_is_read() -> None:
