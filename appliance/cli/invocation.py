@@ -23,8 +23,10 @@ from ..errors import ApplianceError
 from . import contexts, output
 from .ending import CommandEnded, end_on_closed_pipe
 from .faults import Fault, named_in, report, show
+from .spelling import respelled
 
 USAGE_ERROR: Final = "UsageError"
+USAGE_STATUS: Final = 2
 ANSWERED_NO: Final = 1
 SECONDS_MAX: Final = 1_000_000_000
 """Largest number with a fraction: all of them are seconds, and the system waits no longer than this."""
@@ -99,6 +101,8 @@ def run(app: typer.Typer, words: Sequence[str]) -> int:
             os.environ.update(chosen)
         return int(app(list(words), prog_name="appliance", standalone_mode=drawn) or 0)
     except SystemExit as ended:
+        if drawn and ended.code == USAGE_STATUS and (advice := _right_spelling(app, words)):
+            output.remark(f"  {advice}")
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except CommandEnded as ended:
         return ended.status
@@ -108,8 +112,14 @@ def run(app: typer.Typer, words: Sequence[str]) -> int:
             return error.exit_code
         context = getattr(error, "ctx", None)
         command = "appliance" if context is None else context.command_path
-        return show(Fault(USAGE_ERROR, message, f"`{command} --help` has examples", error.exit_code), as_json=as_json)
+        advice = _right_spelling(app, words) or f"`{command} --help` has examples"
+        return show(Fault(USAGE_ERROR, message, advice, error.exit_code), as_json=as_json)
     except typer.Abort:
         return show(Fault("Abort", "the answer was no", "", ANSWERED_NO), as_json=as_json)
     except (ApplianceError, OSError) as error:
         return report(error, at=named_in(words), as_json=as_json)
+
+
+def _right_spelling(app: typer.Typer, words: Sequence[str]) -> str:
+    right = respelled(typer.main.get_command(app), words)
+    return f"write `{right}`" if right else ""

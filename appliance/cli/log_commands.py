@@ -312,14 +312,14 @@ def _report_damage(report: Report) -> None:
     from ..errors import ApplianceError
     from ..log.files import offset_at
     from ..log.tools import CORRUPT
-    from ..status import LOCK_FILE, holder
+    from ..status import LOCK_FILE, read_state
 
     root, (topic, _, number) = report.path.parent, report.path.name.rpartition("-")
     damaged = [offset_at(problem.path, problem.position) for problem in report.problems if problem.kind == CORRUPT]
     offsets = [offset for offset in damaged if offset is not None]
     with acting_as_owner(root):
-        served = bool(offsets) and (root / LOCK_FILE).exists() and bool(holder(root))
-    if not served:
+        state = read_state(root) if offsets and (root / LOCK_FILE).exists() else None
+    if state is None or report.path.name in state["offline"]:  # it serves nothing of that partition already
         return
     try:
         with Admin(address(root, None)) as admin:

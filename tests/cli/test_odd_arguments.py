@@ -188,3 +188,34 @@ def test_values_may_be_any_bytes(appliance: Server, topic: str) -> None:
 
 def run_bytes(*words: str) -> bytes:
     return succeeding(*words).out.encode(errors="surrogateescape")
+
+
+SPELLINGS = [
+    ("config set network.workers=4 --config x.toml", "config set network.workers 4 --config x.toml"),
+    ("config set --config x.toml network.workers = 4", "config set --config x.toml network.workers 4"),
+    ("config show --set network.workers 4", "config show --set network.workers=4"),
+    ("start --data box --set network.workers = 4", "start --data box --set network.workers=4"),
+    ("topics alter web --setting retention.ms 7d", "topics alter web --setting retention.ms=7d"),
+    ("topics create web --setting=retention.ms 7d", "topics create web --setting retention.ms=7d"),
+    ("produce --header kind a=b web", ""),
+    ("topics restore /backup=web", "topics restore /backup web"),
+    ("roles grant reader=alice", "roles grant reader alice"),
+    ("config set network.workers --config x.toml", ""),
+    ("config set a b c --config x.toml", ""),
+]
+
+
+@pytest.mark.parametrize(("words", "right"), SPELLINGS)
+def test_a_key_and_its_value_written_otherwise_are_told_how(words: str, right: str) -> None:
+    said = run(*words.split())
+    if right:
+        assert said.status == 2 and f"write `appliance {right}`" in said.err, said
+    else:
+        assert said.status in (2, 66, 75) and "write `" not in said.err, said
+
+
+def test_each_pair_of_a_key_and_a_value_is_among_the_spellings() -> None:
+    """Goal: a new option or command that takes one gets its line above, or is like one there."""
+    params = [param for _, command in commands(get_command(tree())) for param in command.params]
+    pairs = {name for param in params if "=" in (param.metavar or "") for name in param.opts}
+    assert pairs == {"--set", "--setting", "--header", "--field", "--parser"}
