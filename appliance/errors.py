@@ -462,7 +462,9 @@ def not_permitted(where: str | os.PathLike[str]) -> FileNotPermitted:
     if status.st_uid == me:
         return FileNotPermitted(f"{text}: `chmod u+rwX {quoted}`")
     if above.st_uid == me:  # a file of somebody else among ours: they have copied it, or made it
-        return FileNotPermitted(f"{text}: `chown -R {_user(me)}: {quoted}` as root, or run it as {owner}")
+        user = _user(me)  # one without a name has no group of a login, which "USER:" stands for
+        mine = f"{me}:{os.getegid()}" if user == str(me) else f"{user}:"
+        return FileNotPermitted(f"{text}: `chown -R {mine} {quoted}` as root, or run it as {owner}")
     return FileNotPermitted(f"{text}: run it as {owner}: `sudo -u {owner} ...`")
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from ..durable_files import SYSTEM, File, System
-from ..errors import ClientFault, CorruptLog, OffsetOutOfRange, StorageFault
+from ..errors import ClientFault, CorruptLog, OffsetOutOfRange, StorageFault, UnreadableLog, is_lack
 from ..records.batch import ATTRIBUTES_AT, EMPTIED
 from ..wire.requests import FileRange
 from .files import INDEX_SUFFIX, LOG_SUFFIX, NAME_DIGITS
@@ -118,7 +118,7 @@ class FileCache:
         Raises:
             FileNotFoundError: there is no such file.
             NotInMemory: its names must be looked up first.
-            StorageFault: it cannot be opened.
+            StorageFault: it cannot be opened: :class:`UnreadableLog`, unless something is lacking only now.
         """
         file = self._files.get(path)
         if file is not None:
@@ -129,7 +129,9 @@ class FileCache:
             except FileNotFoundError:
                 raise
             except OSError as error:
-                raise StorageFault(f"{path}: cannot be opened: {error.strerror}") from error
+                if is_lack(error):
+                    raise StorageFault(f"{path}: cannot be opened: {error.strerror}") from error
+                raise UnreadableLog(path, 0, error) from error
             if not self._waits:
                 file.do_not_wait()
             self.opened += 1

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..durable_files import File
-from ..errors import CorruptLog, OffsetOutOfRange, StorageFault, UnreadableLog, is_lack
+from ..errors import CorruptLog, OffsetOutOfRange, StorageFault, UnreadableLog, is_lack, not_permitted
 from ..records.batch import BatchHeader
 from .files import log_path
 from .reader import FileCache, LogReader
@@ -133,8 +133,7 @@ def _segment(
         if is_lack(error):
             raise StorageFault(f"{path}: {error.strerror}") from error
         if not is_retired(directory, limit):
-            missing = isinstance(error, FileNotFoundError)
-            yield DamagedRange(base, limit, "the file is missing" if missing else f"cannot be opened: {error.strerror}")
+            yield DamagedRange(base, limit, _why_closed(path, error))
         return
     position = _batch_at(directory, base, limit, start) - base
     while position < stop - base:
@@ -161,6 +160,13 @@ def _segment(
         if not cached:
             os.posix_fadvise(file.fd, first, position - first, os.POSIX_FADV_DONTNEED)
         pace(position - first)
+
+
+def _why_closed(path: Path, error: OSError) -> str:
+    """Why a segment cannot be opened; with the remedy, where it is no damage."""
+    if isinstance(error, PermissionError):
+        return str(not_permitted(path))
+    return "the file is missing" if isinstance(error, FileNotFoundError) else f"cannot be opened: {error.strerror}"
 
 
 def _batch_at(directory: Path, base: int, limit: int, offset: int) -> int:

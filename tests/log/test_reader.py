@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.config import TopicSettings
-from appliance.errors import CorruptLog, OffsetOutOfRange, StorageFault
+from appliance.errors import CorruptLog, OffsetOutOfRange, StorageFault, UnreadableLog
 from appliance.log import FileCache, Log, LogReader
-from appliance.log.files import index_path, log_path
+from appliance.log.files import index_path, log_path, offset_at
 from appliance.log.index import IndexFile
 from appliance.log.page_cache import LogFile
 from appliance.log.reader import BOUNDARIES_MAX, RECORDS_MAX, TIMES_MAX, UNPACKED_BYTES_MAX, FoundBatch
@@ -422,3 +422,16 @@ def test_unlinked_files_are_let_go_of(tmp_path: Path) -> None:
     gone.unlink()
     files.drop_unlinked()
     assert len(files) == 1 and files.get(str(kept), LogFile).fd >= 0
+
+
+def test_a_segment_that_cannot_be_opened_is_named_with_its_place(tmp_path: Path) -> None:
+    """So that it is looked at: a file of another user, after a copy by root, is nowhere else seen by who only reads.
+
+    Method: root may open every file, so here a link leads to itself.
+    """
+    path = log_path(tmp_path, 4_096)
+    path.symlink_to(path.name)
+    with pytest.raises(UnreadableLog) as caught:
+        FileCache(2).get(str(path), LogFile)
+    assert (caught.value.path, caught.value.position) == (str(path), 0)
+    assert offset_at(caught.value.path, caught.value.position) == 4_096

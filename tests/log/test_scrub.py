@@ -22,6 +22,7 @@ from appliance.log.files import log_path
 from appliance.log.repair import repair
 from appliance.log.scrub import DamagedRange, joined, look_again, place_of, scrub
 from appliance.log.tools import verify
+from appliance.owners import acting_as_owner
 
 from ..support.log_batches import RAWS, batch, boundaries, filled, open_log, place_all, retire
 
@@ -262,3 +263,15 @@ def test_after_a_mend_one_look_finds_nothing(
     log.raise_high_watermark(log.end_offset)
     assert again(log, known) == []
     log.close(clean=False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to have files of two users")
+def test_a_segment_of_another_user_is_named_as_such(tmp_path: Path) -> None:
+    """As after a copy by root: it is no damage, and no repair helps, but the remedy that the reason has."""
+    log = filled(tmp_path, RAWS)
+    os.chown(tmp_path, 54_321, 54_321)
+    first = log_path(tmp_path, log.bases[0])
+    first.chmod(0o600)
+    with acting_as_owner(tmp_path):
+        range_ = next(scrub(tmp_path, log.bases, log.end_offset, 0, log.end_offset, lambda _: None))
+    assert range_.start == 0 and range_.reason.startswith(f"{first}: not permitted"), range_
