@@ -46,8 +46,8 @@ BY_ERRNO: Final = {
     errno.EDQUOT: DISK,
 }
 ADVICE: Final = {
-    DESCRIPTORS: "raise LimitNOFILE= of the service, or `ulimit -Hn`",
-    PROCESSES: "raise TasksMax= of the service, or `ulimit -u`",
+    DESCRIPTORS: "raise LimitNOFILE= of the service; by hand `ulimit -n NUMBER` as root before the start",
+    PROCESSES: "raise TasksMax= of the service; by hand `ulimit -u NUMBER` as root before the start",
     MEMORY: "raise MemoryMax= of the service, or give the machine more",
     OPEN_FILES: "raise fs.file-max",
     DISK: "`appliance doctor` names the log that makes enough room",

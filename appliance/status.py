@@ -7,6 +7,7 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
     {"state": "serving",                          from the supervisor; "stopped" when nothing runs
      "data": "/var/lib/appliance", "pid": 4711,   pid null when stopped
      "version": "0.1.0", "started": 1763800000.0, seconds since 1970; both null when stopped
+     "launch": {"words", "unit", "log"},       how it was started last: :class:`.launch.Launch`
      "listeners": {"native": "127.0.0.1:9091", "kafka": "127.0.0.1:9092,SASL_SSL://10.0.0.1:9093",
                    "local": "unix:/var/lib/appliance/native.sock"},
      "insecure": ["kafka 10.0.0.1:9092"],         open to other hosts without TLS and authentication
@@ -40,7 +41,7 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
      "strays": ["web-0"],                         directories of partitions that belong to no topic
      "uncompacted": [{"log", "since", "reason"}],        logs of compacted topics whose last pass has failed
      "removals": [{"topic", "partitions", "whole"}],     deletions in progress; not whole: the topic stays
-     "failed_start": {"at", "exit_status", "message", "remedy"},    null when it runs, or has ended in order
+     "failed_start": {"at", "exit_status", "message", "remedy", "launch"},    null when it runs, or has ended in order
      "killed": false,                             whether it has ended without stopping; false while it runs
      "partitions": [{"topic", "partition", "start", "end", "bytes", "messages", "state", "reason"?,
                      "damaged"?: [{"start", "stop", "file", "position", "reason"}]}]}      offsets that are not served
@@ -57,6 +58,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,7 @@ from .catalog import Catalog
 from .connected_clients import CLIENTS_FILE
 from .durable_files import replace_file
 from .errors import BrokerAway, NoDirectory, WriterGone
+from .launch import Launch
 from .log import FileCache, LogReader, peek
 from .log.partition_directory import trash_bytes
 from .machine_limits import ADVICE, DISK, measure
@@ -143,6 +146,11 @@ def read_clients(data_dir: Path) -> dict[str, Any]:
     state = read_state(data_dir)
     if state is None:
         raise BrokerAway(f"no appliance serves {data_dir}")
+    return clients_of(data_dir, state)
+
+
+def clients_of(data_dir: Path, state: Mapping[str, Any]) -> dict[str, Any]:
+    """As :func:`read_clients`, of an appliance whose state is known."""
     try:
         clients: dict[str, Any] = msgspec.json.decode((data_dir / CLIENTS_FILE).read_bytes())
     except (FileNotFoundError, ValueError):
@@ -152,12 +160,12 @@ def read_clients(data_dir: Path) -> dict[str, Any]:
     return clients
 
 
-def note_failed_start(data_dir: Path, at_s: float, exit_status: int, message: str, remedy: str) -> None:
+def note_failed_start(data_dir: Path, at_s: float, exit_status: int, message: str, remedy: str, launch: Launch) -> None:
     """Note a failed start for ``doctor``: whoever did not see it fail finds it nowhere else.
 
     No note is left in a directory that somebody else serves, or that belongs to somebody else.
     """
-    note = {"at": at_s, "exit_status": exit_status, "message": message, "remedy": remedy}
+    note = {"at": at_s, "exit_status": exit_status, "message": message, "remedy": remedy, "launch": launch}
     with contextlib.suppress(OSError), acting_as_owner(data_dir):
         if data_dir.stat().st_uid != os.geteuid() or holder(data_dir) not in (0, os.getpid()):
             return
@@ -176,16 +184,26 @@ def failed_start(data_dir: Path) -> dict[str, Any] | None:
         note: dict[str, Any] = msgspec.json.decode((data_dir / FAILED_START_FILE).read_bytes())
     except (OSError, ValueError):
         return None
-    return note if note.keys() == {"at", "exit_status", "message", "remedy"} else None
+    return note if note.keys() == {"at", "exit_status", "message", "remedy", "launch"} else None
 
 
 def was_killed(data_dir: Path) -> bool:
     """Whether the last appliance of a directory that nobody serves has ended without stopping in order."""
+    return bool(_last_state(data_dir).get("state", "stopped") != "stopped")
+
+
+def last_launch(data_dir: Path) -> Any:
+    """How the appliance of a directory was started last, whether that start has failed or not."""
+    return (failed_start(data_dir) or _last_state(data_dir)).get("launch") or msgspec.to_builtins(Launch())
+
+
+def _last_state(data_dir: Path) -> dict[str, Any]:
+    """What the last supervisor of a directory has written last, whether it runs or not; empty without one."""
     try:
         state = msgspec.json.decode((data_dir / STATE_FILE).read_bytes())
     except (OSError, ValueError):
-        return False
-    return isinstance(state, dict) and state.get("state", "stopped") != "stopped"
+        return {}
+    return state if isinstance(state, dict) else {}
 
 
 def holder(data_dir: Path) -> int:
@@ -218,6 +236,7 @@ def collect(data_dir: Path) -> dict[str, Any]:
     state = state or {"state": "stopped", "pid": None} | NOTHING
     tables, offline, full, damaged = (state.pop(part, {}) for part in ("tables", "offline", "full", "damaged"))
     state.pop("pages", None)
+    state["launch"] = last_launch(data_dir)
     partitions = []
     catalog = Catalog.load(data_dir)
     for name, topic, partition in hosted(data_dir, catalog):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .. import extras
 from ..config import Config, load
 from ..errors import ApplianceError, BadValue
+from ..launch import Launch, launch_of_this_process
 from ..security import configuration
 from . import event_log
 from .ending import CommandEnded, end_on_closed_pipe
@@ -35,6 +36,13 @@ class StartOptions(NamedTuple):
     data: Path
     config: Path | None
     settings: list[str]
+
+    @property
+    def launch(self) -> Launch:
+        """How this process was started, with these options."""
+        words = ["start", "--data", str(self.data.absolute())]
+        words += ["--config", str(self.config.absolute())] if self.config is not None else []
+        return launch_of_this_process([*words, *(word for one in self.settings for word in ("--set", one))])
 
 
 def plain_options(words: Sequence[str]) -> StartOptions | None:
@@ -63,7 +71,7 @@ def start(options: StartOptions) -> int:
         from ..status import note_failed_start
 
         fault = describe(error)
-        note_failed_start(options.data, wall_s(), fault.exit_status, fault.message, fault.advice)
+        note_failed_start(options.data, wall_s(), fault.exit_status, fault.message, fault.advice, options.launch)
         raise
 
 
@@ -85,7 +93,7 @@ def _start(options: StartOptions) -> int:
         )
     from ..processes import supervisor  # after the configuration, so that a wrong one fails at once
 
-    return supervisor.run(chosen, options.data, read, SIDE_ROLES, _run_input)
+    return supervisor.run(chosen, options.data, options.launch, read, SIDE_ROLES, _run_input)
 
 
 def run(options: StartOptions) -> int:

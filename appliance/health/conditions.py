@@ -57,8 +57,6 @@ MEMORY_WAIT_S: Final = 1
 """Who waits for memory so long waits for more than one flush."""
 SHM_FREE_MIN: Final = 1 << 20
 """Less room than this in /dev/shm counts as none: it is what a topic of 64 partitions takes."""
-CONNECTIONS: Final = 500
-"""So many connections from one address are a flood."""
 SLOW_FLUSH_S: Final = 1
 EXPIRES_WITHIN_S: Final = 14 * 86_400
 """Programs that renew certificates do so earlier."""
@@ -229,6 +227,13 @@ DISK_FULL = Condition(
     symptom="producers wait: the disk is full",
     seen="what writers say, who look every second whether there is room again; the free bytes of this moment",
 )
+DISK_READ_ONLY = Condition(
+    *("DiskReadOnly", CRITICAL, "disk"),
+    "`dmesg -T | grep -iE 'remount|I/O error|EXT4-fs|XFS'` says why; then `mount -o remount,rw MOUNT`",
+    exit_status=NOT_NOW,
+    symptom="topics cannot be made, producers wait; what the appliance says of itself is old",
+    seen="the flags of the file system of the logs: nothing that the supervisor has to say can be written there",
+)
 DISK_LOW = Condition(
     *("DiskLow", WARNING, "disk", ROOM),
     exit_status=NOT_NOW,
@@ -343,7 +348,7 @@ PROCESS_DIES = Condition(
     seen=f"{DIES_AGAIN} deaths of a process or more in the last 10 minutes",
 )
 PROCESS_WAITS = Condition(
-    *("ProcessWaitsForDisk", WARNING, "faults", "`iostat -x 1`: the disk is shared, or fails"),
+    *("ProcessWaitsForDisk", WARNING, "faults", "`iostat -x 1` (package sysstat): the disk is shared, or fails"),
     symptom="all that needs the disk is slow",
     seen="a process that is in state D in two looks",
 )
@@ -380,9 +385,10 @@ CLIENTS_REFUSED = Condition(
 )
 FLOOD = Condition(
     *("Flood", WARNING, "access-rules-and-quotas"),
-    "`appliance clients ADDRESS` says who they are; `network.connections_per_address_max` limits it",
-    symptom="everything is slow, one client floods",
-    seen="connections by address",
+    "`appliance clients ADDRESS` says who they are; `network.connections_per_address_max`, or `appliance quotas set"
+    " --user NAME --in SIZE`, leaves others room",
+    symptom="everything is slow, or clients find no place: one floods",
+    seen="most connections are from one address, and others find no place; or it moves most, and workers are busy",
 )
 GROUP_LAGS = Condition(
     *("GroupLags", WARNING, "groups", "`appliance groups describe GROUP`; more members, or look at that one"),
@@ -393,7 +399,7 @@ GROUP_LAGS = Condition(
         "group {{ $labels.group }} is {{ $value | humanizeDuration }} behind in {{ $labels.topic }}",
     ),
     symptom="a report is late, a consumer lags",
-    seen=f"committed offsets against the ends of the logs: {LAG_S} s or {LAG_MESSAGES:,} messages",
+    seen=f"committed offsets against the ends of the logs: {LAG_S} s; {LAG_MESSAGES:,} messages without a time",
 )
 TRANSACTION_LATE = Condition(
     *("TransactionLate", WARNING, "groups"),
@@ -460,6 +466,12 @@ WITHOUT_RULES = Condition(
     symptom="nothing: whoever has a password or a certificate may delete topics and change passwords",
     seen="the listeners of the configuration, and security.authorizer",
 )
+RELOAD_FAILED = Condition(
+    *("ReloadFailed", WARNING, "start-stop-reload"),
+    "mend the configuration, which keeps it from starting again, too; then `appliance reload`",
+    symptom="nothing: what was changed in the configuration is not so, and a restart fails",
+    seen="the error of the last reload",
+)
 CERTIFICATE_EXPIRED = Condition(
     *("CertificateExpired", CRITICAL, "listeners-and-tls", RENEW),
     exit_status=NOT_NOW,
@@ -508,7 +520,7 @@ REQUEST_ERRORS = Condition(
     seen="Prometheus: more than one error a second for 10 minutes",
 )
 SLOW_FLUSHES = Condition(
-    *("SlowFlushes", WARNING, "durability", "`iostat -x 1`: the disk is shared, or fails"),
+    *("SlowFlushes", WARNING, "durability", "`iostat -x 1` (package sysstat): the disk is shared, or fails"),
     rule=AlertRule(
         f"histogram_quantile(0.99, sum by (instance, le) (rate(appliance_flush_seconds_bucket[5m]))) > {SLOW_FLUSH_S}",
         "10m",
@@ -548,11 +560,11 @@ ALERTS_UNDELIVERED = Condition(
 CONDITIONS: Final = (
     *(DOWN, NOT_SERVING, COORDINATOR_AWAY, FILE_DAMAGED, OFFSETS_LOST, BROKER_ID_TAKEN, LEADERS_AWAY),
     *(PARTITIONS_FOREIGN, PARTITION_OFFLINE, PARTITION_DAMAGED, PARTITION_OPENING, UNCOMPACTED),
-    *(DISK_FULL, DISK_LOW, DISK_FILLS_UP, SHM_FULL, CLOCK_JUMPED, ZOOKEEPER_AWAY),
+    *(DISK_FULL, DISK_READ_ONLY, DISK_LOW, DISK_FILLS_UP, SHM_FULL, CLOCK_JUMPED, ZOOKEEPER_AWAY),
     *(LIMIT_REACHED, LIMIT_LOW, ACTION_REFUSED),
     *(PROCESS_HANGS, PROCESS_DIES, PROCESS_RESTARTED, PROCESS_WAITS, PROCESS_BUSY, PROCESS_SPINS),
     *(CLIENTS_REFUSED, FLOOD, GROUP_LAGS, GROUP_LOST, GROUPS_UNKNOWN, TRANSACTION_LATE, TRANSACTION_HANGS),
-    *(INPUT_WAITS, INSECURE, WITHOUT_RULES),
+    *(INPUT_WAITS, RELOAD_FAILED, INSECURE, WITHOUT_RULES),
     *(CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRES, CERTIFICATE_UNUSABLE, CLOCK_FREE, ALERTS_UNDELIVERED),
     *(REQUEST_ERRORS, SLOW_FLUSHES, MEMORY_AWAITED),
 )

@@ -12,14 +12,19 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from ..config import ARENA_BYTES_MAX
-from ..config_keys import MIB
-from ..machine_limits import DISK
+import msgspec
+
+from ..config import ARENA_BYTES_MAX, KEYS
+from ..config_keys import GIB, MIB
+from ..launch import Launch
+from ..machine_limits import CONNECTIONS_MAX, DESCRIPTORS, DISK, PER_ADDRESS_MAX
 from ..partition_states import DAMAGED, DISK_FULL, OFFLINE, OPENING, STATE_NAMES, damage_text
 from ..security.audit_log import Reason
+from ..security.principals import ANONYMOUS
 from ..units import duration, size
 from . import conditions
 from .conditions import CONDITIONS, CRITICAL, Condition
@@ -32,14 +37,26 @@ LISTED_MAX: Final = 3
 """Names that one finding lists."""
 SEGMENTS_KEPT: Final = 4
 """Files of a log that a proposed retention.bytes has room for: only whole ones are removed, and never the last."""
+WHY_READ_ONLY: Final = "dmesg -T | grep -iE 'remount|I/O error|EXT4-fs|XFS'"
+SEGMENT_BYTES_MAX: Final = int(KEYS["topics.segment.bytes"].most or GIB)
+"""What a proposed segment.bytes may be."""
 FULL_BYTES: Final = 1 << 16
 """A disk with less free than this is full, whether somebody writes or not."""
-SERVICE_DATA: Final = "/var/lib/appliance"
-"""The data directory of the service."""
+PLACES_SHARE: Final = 4
+"""An address may have one part in so many of the places, where it has taken them from others."""
+REQUESTS_LEFT: Final = 100
+"""Requests a second that are left to a client that floods: enough for any that sends batches."""
+ANONYMOUS_NAME: Final = ANONYMOUS.removeprefix("User:")
 STANDS_STILL: Final = ("T", "t")
 _RECEIVERS: Final = {"webhook": "alerts.webhook", "mail": "those in alerts.mail_to"}
+_REACHED: Final = {
+    "webhook": "see that alerts.webhook can be reached from this host",
+    "mail": "see that alerts.sendmail sends mail",
+}
 IDLE_ROLES: Final = ("metrics", "console", "alerts")
 """Roles that rest while nobody looks."""
+JOBS: Final = ("opener", "remover", "cleaner", "repairer", "compactor", "scrubber")
+"""Roles that work as fast as they may until they are done, and beside the others."""
 _OF_CERTIFICATES: Final = (Reason.CERTIFICATE, Reason.TLS_HANDSHAKE, Reason.PLAIN_ON_TLS, Reason.TLS_ON_PLAIN)
 _OF_FLOODS: Final = (Reason.THROTTLED, Reason.CONNECTIONS_PER_ADDRESS, Reason.CONNECTIONS_PER_USER)
 
@@ -101,7 +118,8 @@ class Seen(NamedTuple):
     and reason by name of those that are not online, see :func:`partitions_of`.  ``now_s``: since 1970, to judge what
     was.  ``at``: the options that commands about this appliance need, such as --data.  ``host``, ``rates``, ``groups``:
     None where they are not known.
-    ``peers``: number of connections by address.  ``largest``: the topic that has most, its bytes and its partitions.
+    ``peers``: number of connections by address.  ``clients``: who moves how much (:mod:`appliance.connected_clients`).
+    ``largest``: the topic that has most, its bytes and its partitions.
     ``workers``: the gauges of each network worker, by name (``shared/counters.py``).
     """
 
@@ -113,6 +131,7 @@ class Seen(NamedTuple):
     rates: Rates | None = None
     groups: GroupsSeen | None = None
     peers: Mapping[str, int] = {}
+    clients: Sequence[Mapping[str, Any]] = ()
     largest: tuple[str, int, int] | None = None
     workers: Mapping[str, Mapping[str, int]] = {}
     ended: Mapping[str, Any] = {}
@@ -120,6 +139,11 @@ class Seen(NamedTuple):
     def command(self, *words: object) -> str:
         """A command about this appliance, in backticks."""
         return f"`{shlex.join(['appliance', *map(str, words), *self.at])}`"
+
+    @property
+    def launch(self) -> Launch:
+        """How it was started last."""
+        return msgspec.convert((self.state or self.ended).get("launch") or {}, Launch, strict=False)
 
 
 FindingRule = Callable[[Seen], Iterator[Finding]]
@@ -154,9 +178,7 @@ def judge(seen: Seen) -> list[Finding]:
 
 def _down(seen: Seen) -> Finding:
     """It does not run: why its last start has failed, or how it has ended."""
-    start = f"`{shlex.join(['appliance', 'start', *seen.at])}`, with its --config if it had one"
-    if seen.at == ("--data", SERVICE_DATA) or not seen.at:
-        start = "`systemctl start appliance`"
+    start = seen.launch.start or (f"`{shlex.join(['appliance', 'start', *seen.at])}`" if seen.at else "start it")
     if failed := seen.ended.get("failed_start"):
         ago = f"{duration(max(0, seen.now_s - failed['at']))} ago, " if seen.now_s is not None else ""
         why = f"its last start has failed ({ago}exit status {failed['exit_status']}): {failed['message']}"
@@ -164,7 +186,7 @@ def _down(seen: Seen) -> Finding:
         return _finding(conditions.DOWN, "the appliance does not run", why, todo)
     if seen.ended.get("killed"):
         why = "it was killed, or its machine has stopped: it has not ended in order"
-        todo = f"{start}; `journalctl -k -g 'Killed process'` says whether the kernel lacked memory"
+        todo = f"{start}; {seen.launch.read_kernel_log}"
         return _finding(conditions.DOWN, "the appliance does not run", why, todo)
     why = "it was stopped in order, or never started" if "killed" in seen.ended else ""
     return _finding(conditions.DOWN, "the appliance does not run", why, start)
@@ -216,16 +238,19 @@ def _state(seen: Seen) -> Iterator[Finding]:
     state, roles = seen.state["state"], {row["role"] for row in seen.state["processes"]}
     if state != "serving":
         whys = {"starting": "its logs are opened, or ZooKeeper is not there yet", "stopping": "somebody has stopped it"}
-        yield _finding(conditions.NOT_SERVING, f"the appliance is {state}", whys.get(state, ""))
+        wait = f"wait; {seen.launch.read_log()} says what for"
+        yield _finding(conditions.NOT_SERVING, f"the appliance is {state}", whys.get(state, ""), wait)
         return
     if "network" not in roles:
-        yield _finding(conditions.NOT_SERVING, "no network worker runs", "clients are not answered")
+        why = f"{seen.launch.read_log('network')} says why"
+        yield _finding(conditions.NOT_SERVING, "no network worker runs", "clients are not answered", why)
     if faults := seen.state["faults"]:
         for row in faults:
             yield _finding(conditions.FILE_DAMAGED, f"the {row['role']} cannot start", row["reason"], row["todo"])
     elif "coordinator" not in roles:
         why = "groups and changes of topics wait"
-        yield _finding(conditions.COORDINATOR_AWAY, "the coordinator is being started again", why)
+        todo = f"wait for some seconds; {seen.launch.read_log('coordinator')} says why"
+        yield _finding(conditions.COORDINATOR_AWAY, "the coordinator is being started again", why, todo)
 
 
 def _partitions(seen: Seen) -> Iterator[Finding]:
@@ -272,7 +297,7 @@ def _names_in_state(seen: Seen, state: str) -> list[str]:
 
 def _mend(seen: Seen, name: str) -> str:
     """What to do about the log of a partition that cannot be trusted, or whose reason says it."""
-    if own := re.search(r"`[^`]+`.*$", seen.partitions[name][1]):
+    if own := re.search(r"`[^`]+`.*?(?=: the offsets |$)", seen.partitions[name][1]):
         return OWN_COMMAND.sub(lambda found: seen.command(*found[1].split()), own[0])
     shows, mends = seen.command("log", "verify", name), seen.command("log", "repair", name)
     return (
@@ -287,7 +312,8 @@ def _limits(seen: Seen) -> Iterator[Finding]:
             use = "" if row.get("in_use") is None else f"{row['in_use']:,} of "
             why = f"{use}{row['value']:,}" if row.get("value") is not None else ""
             where = f" of {row['process']}" if row["process"] else ""
-            yield _finding(conditions.LIMIT_REACHED, f"limit reached: {row['limit']}{where}", why, row["advice"])
+            todo = _raise_limit(seen, row) or row["advice"]
+            yield _finding(conditions.LIMIT_REACHED, f"limit reached: {row['limit']}{where}", why, todo)
     for row in seen.state.get("low", ()):
         what = f"few {row['limit']} are granted: {row['value']:,}"
         yield _finding(conditions.LIMIT_LOW, what, f"they allow {row['allows']}", row["advice"])
@@ -295,6 +321,15 @@ def _limits(seen: Seen) -> Iterator[Finding]:
         if row.get("limit") != DISK:
             why = f"{row['reason']} ({row['attempts']} attempts)" if "attempts" in row else row["reason"]
             yield _finding(conditions.ACTION_REFUSED, f"the machine refuses to {row['action']}", why)
+
+
+def _raise_limit(seen: Seen, row: Mapping[str, Any]) -> str:
+    """How a limit of the configuration is doubled; "" for one of the machine, or that is as high as it may be."""
+    key, value = KEYS.get(row["limit"]), row.get("value")
+    most = key.most if key is not None and key.most is not None else 0
+    if not value or value >= most:
+        return ""
+    return f"{row['advice']}: {seen.launch.set_key(row['limit'], min(2 * value, most), seen.at)}"
 
 
 def _cluster(seen: Seen) -> Iterator[Finding]:
@@ -402,9 +437,10 @@ def _zookeeper(seen: Seen) -> Iterator[Finding]:
     down = [row for row in nodes if not row.get("pid") or _process_state(seen, row["pid"]) in "TtZ"]
     why, todo = "groups and changes of topics wait", ""
     if nodes:
+        todo = f"wait: its nodes are started again; {seen.launch.read_log('ZooKeeper')} says why they end"
         pids = " ".join(str(row["pid"]) for row in down)
         why += f"; {len(nodes) - len(down)} of {len(nodes)} local nodes run" + (f", stopped are {pids}" if down else "")
-        todo = f"`kill -CONT {pids}`" if down else ""
+        todo = f"`kill -CONT {pids}`" if down else todo
     elif connect := seen.state["zookeeper"].get("connect"):
         todo = f"look at the ensemble at {connect}: `echo srvr | nc HOST PORT` for each of its nodes"
     yield _finding(conditions.ZOOKEEPER_AWAY, f"no quorum: ZooKeeper is {zookeeper}", why, todo)
@@ -433,10 +469,15 @@ def _deaths(seen: Seen) -> Iterator[Finding]:
         why = f"{count}; the last time {duration(now_s - times[-1])} ago{_ending(row['status'])}"
         if len(times) >= conditions.DIES_AGAIN:
             what = f"{_name(row)} dies again and again"
-            again.append(_finding(conditions.PROCESS_DIES, what, why, _advice_after_death(row)))
+            again.append(_finding(conditions.PROCESS_DIES, what, why, _advice_after_death(seen, row)))
         else:
             once.append(
-                _finding(conditions.PROCESS_RESTARTED, f"{_name(row)} was started again", why, _advice_after_death(row))
+                _finding(
+                    conditions.PROCESS_RESTARTED,
+                    f"{_name(row)} was started again",
+                    why,
+                    _advice_after_death(seen, row),
+                )
             )
     yield from _bounded(again, "processes die again and again")
     yield from _bounded(once, "processes were started again")
@@ -448,14 +489,9 @@ def _ending(status: int | None) -> str:
     return f", killed by signal {-status}" if status < 0 else f", with status {status}"
 
 
-def _advice_after_death(row: Mapping[str, Any]) -> str:
-    role = row["role"] if row["role"] != "zookeeper" else "ZooKeeper"
-    if row["status"] == -9:
-        return (
-            "`journalctl -k -g 'Killed process'` says whether the kernel lacked memory; "
-            f"else `{conditions.JOURNAL} -g {role}`"
-        )
-    return f"`{conditions.JOURNAL} -g {role}` says why it ended"
+def _advice_after_death(seen: Seen, row: Mapping[str, Any]) -> str:
+    says = f"{seen.launch.read_log(row['role'])} says why it ended"
+    return f"{seen.launch.read_kernel_log}; else {says}" if row["status"] == -signal.SIGKILL else says
 
 
 def _insecure(seen: Seen) -> Iterator[Finding]:
@@ -465,7 +501,18 @@ def _insecure(seen: Seen) -> Iterator[Finding]:
         yield _finding(conditions.INSECURE, "a listener has no TLS and no authentication", why)
     if without_rules := seen.state["without_rules"]:
         why = f"other hosts reach {', '.join(without_rules)}"
-        yield _finding(conditions.WITHOUT_RULES, "whoever can log in may do everything: there are no access rules", why)
+        rule = ("acl", "add", "--principal", "User:NAME", "--operation", "Write", "--topic", "TOPIC")
+        first = seen.launch.set_key("security.authorizer", "acl", seen.at)
+        todo = f"{first}: then nobody may do anything but what {seen.command(*rule)} and its like allow"
+        what = "whoever can log in may do everything: there are no access rules"
+        yield _finding(conditions.WITHOUT_RULES, what, why, todo)
+
+
+def _reload(seen: Seen) -> Iterator[Finding]:
+    assert seen.state is not None
+    if error := seen.state["reload"]["error"]:
+        todo = f"mend it, since it keeps it from starting again, too; then {seen.command('reload')}"
+        yield _finding(conditions.RELOAD_FAILED, "the last reload has failed, and changed nothing", error, todo)
 
 
 def _certificates(seen: Seen) -> Iterator[Finding]:
@@ -495,7 +542,7 @@ def _refusals(seen: Seen) -> Iterator[Finding]:
         if ago_s >= conditions.REFUSED_WITHIN_S:
             continue
         why = f"{row['count']:,} in {duration(conditions.REFUSED_WITHIN_S)}, the last one {duration(ago_s)} ago"
-        todo, page = f"`{conditions.JOURNAL} -g 'audit:.*{reason}'` says who", ""
+        todo, page = f"{seen.launch.read_log(f'audit.*{reason}')} says who", ""
         if reason in _OF_CERTIFICATES:
             page = "listeners-and-tls"
         elif reason in _OF_FLOODS:
@@ -517,7 +564,14 @@ def _disk(seen: Seen) -> Iterator[Finding]:
     trash = _trash_bytes(seen)
     free += f", and {size(trash)} of deleted topics go first" if free and trash else ""
     warn = seen.state["disk"].get("free_bytes_warn", 0)
-    if disk is not None and disk.files and not disk.files_free:
+    if disk is not None and disk.read_only:
+        todo = f"`{WHY_READ_ONLY}` says why; then `mount -o remount,rw {shlex.quote(disk.mount)}`"
+        what, why = (
+            f"nothing can be written to {disk.mount}",
+            "it is mounted read-only, so all else that is known is old",
+        )
+        yield _finding(conditions.DISK_READ_ONLY, what, why, todo)
+    elif disk is not None and disk.files and not disk.files_free:
         why = f"all {disk.files:,} inodes are taken, {free}"
         yield _finding(conditions.DISK_FULL, "the disk is full: it takes no more files", why, _make_files(seen))
     elif names or lacking or (disk is not None and disk.size and disk.free < FULL_BYTES):
@@ -553,7 +607,7 @@ def _make_room(seen: Seen) -> str:
     if host.logs_size < lacking:
         return (
             f"all logs together have {size(host.logs_size)} of the {size(lacking)} that are lacking: something else"
-            " fills the disk; `du -xh --max-depth=2 / | sort -h | tail` shows what"
+            f" fills the disk; `du -xh --max-depth=2 {shlex.quote(host.disk.mount)} | sort -h | tail` shows what"
         )
     for log in host.logs:
         if (offset := _boundary(log, lacking)) is not None:
@@ -584,7 +638,7 @@ def _make_files(seen: Seen) -> str:
     if seen.host is None or not seen.host.logs:
         return conditions.ROOM
     log = max(seen.host.logs, key=lambda log: len(log.segments))
-    last, bytes_each = log.segments[-1][0], 4 * max(log.size // len(log.segments), 16 << 20)
+    last, bytes_each = log.segments[-1][0], min(4 * max(log.size // len(log.segments), 16 << 20), SEGMENT_BYTES_MAX)
     trim = seen.command("topics", "trim", log.topic, "--partition", log.partition, "--before", last)
     alter = seen.command("topics", "alter", log.topic, "--setting", f"segment.bytes={bytes_each}")
     return f"{trim} removes {len(log.segments) - 1} of its segments; {alter} makes fewer files from now on"
@@ -608,7 +662,7 @@ def _keep_less(seen: Seen, topic: str, total: int, partitions: int, room: int) -
         room: bytes that the disk has besides, less than 0 for what it lacks.
     """
     keep = max((total + room) // partitions, SEGMENTS_KEPT << 20)
-    settings = (f"retention.bytes={keep}", f"segment.bytes={keep // SEGMENTS_KEPT}")
+    settings = (f"retention.bytes={keep}", f"segment.bytes={min(keep // SEGMENTS_KEPT, SEGMENT_BYTES_MAX)}")
     alter = seen.command("topics", "alter", topic, *(word for text in settings for word in ("--setting", text)))
     return f"{alter} keeps {size(keep)} of each of its partitions from now on"
 
@@ -645,7 +699,7 @@ def _processes(seen: Seen) -> Iterator[Finding]:
                     todo,
                 )
             )
-        elif wants >= conditions.BUSY:
+        elif wants >= conditions.BUSY and row["role"] not in JOBS:
             uses += f", wants {wants:.0%}: others have the processors" if busy < conditions.BUSY else ""
             todo = f"{seen.command('top')} shows which topics, {seen.command('clients')} who"
             findings.append(_finding(conditions.PROCESS_BUSY, f"{_name(row)} is busy", uses, todo))
@@ -667,18 +721,66 @@ def _undelivered(seen: Seen) -> Iterator[Finding]:
     for receiver, row in seen.host.undelivered.items() if seen.host is not None else ():
         since = f", for {duration(max(0, seen.now_s - row.since))}" if seen.now_s is not None else ""
         what = f"alerts do not reach {_RECEIVERS.get(receiver, receiver)}{since}"
-        yield _finding(conditions.ALERTS_UNDELIVERED, what, row.why)
+        todo = f"{_REACHED.get(receiver, 'see why')}; it is tried again by itself, after 5 minutes at most"
+        told = f"{todo}; {seen.launch.read_log('alert')} says what was not told"
+        yield _finding(conditions.ALERTS_UNDELIVERED, what, row.why, told)
 
 
 def _floods(seen: Seen) -> Iterator[Finding]:
+    """One address that harms others: it has the places that they lack, or it moves what their workers are busy with.
+
+    How many connections it has, and how much it moves, alone says nothing: it may be a proxy, or hundreds of shippers
+    behind one address.
+    """
+    crowd, load = _crowd(seen), _load(seen)
+    for address, (why, mends) in {**load, **crowd}.items():
+        todo = f"{seen.command('clients', address)} says who they are; {mends}"
+        yield _finding(conditions.FLOOD, f"{address} floods the listeners", why, todo)
+
+
+def _crowd(seen: Seen) -> dict[str, tuple[str, str]]:
+    """The address that has most connections of all, where others find no place: why, and what mends it."""
+    assert seen.state is not None
+    lacking = [row for row in seen.state["limits"] if row["limit"] in (CONNECTIONS_MAX, DESCRIPTORS)]
+    of_workers = [row for row in lacking if row["process"].startswith("network") and row.get("value")]
+    address, count = max(seen.peers.items(), key=lambda peer: peer[1], default=("", 0))
     total = sum(seen.peers.values())
-    for address, count in sorted(seen.peers.items(), key=lambda peer: -peer[1])[:1]:
-        if count >= conditions.CONNECTIONS:
-            why = f"{count:,} of {total:,} connections are from {address}"
-            todo = (
-                f"{seen.command('clients', address)} says who they are; `network.connections_per_address_max` limits it"
-            )
-            yield _finding(conditions.FLOOD, f"{address} floods the listeners", why, todo)
+    if not of_workers or 2 * count <= total:
+        return {}
+    row = of_workers[0]
+    why = f"{count:,} of {total:,} connections are from it, and others find no place ({row['limit']}: {row['value']:,})"
+    fewer = seen.launch.set_key(PER_ADDRESS_MAX, max(1, row["value"] // PLACES_SHARE), seen.at)
+    return {address: (why, f"it leaves others room after {fewer}")}
+
+
+def _load(seen: Seen) -> dict[str, tuple[str, str]]:
+    """The address that moves most of all bytes, where workers are busy or wait, and others use them."""
+    assert seen.state is not None
+    wants = (seen.rates or Rates()).wants
+    workers = [row["pid"] for row in seen.state["processes"] if row["role"] == "network"]
+    is_busy = any(wants.get(pid, 0.0) >= conditions.BUSY for pid in workers)
+    awaited = any(row["memory_wait_ms"] > conditions.MEMORY_WAIT_S * 1_000 for row in seen.workers.values())
+    rates: dict[str, float] = {}
+    for client in seen.clients:
+        rates[client["host"]] = rates.get(client["host"], 0.0) + client["in_s"] + client["out_s"]
+    address, rate = max(rates.items(), key=lambda host: host[1], default=("", 0.0))
+    if not (is_busy or awaited) or not address or len(rates) < 2 or 2 * rate <= sum(rates.values()):
+        return {}
+    harm = "network workers are busy" if is_busy else "others wait for memory"
+    why = f"it moves {size(int(rate))} of {size(int(sum(rates.values())))} per second, and {harm}"
+    mine = [client for client in seen.clients if client["host"] == address]
+    return {address: (why, _slow_down(seen, max(mine, key=lambda client: client["in_s"] + client["out_s"])))}
+
+
+def _slow_down(seen: Seen, client: Mapping[str, Any]) -> str:
+    """A quota for a client: half of what it moves now."""
+    user = client["user"].removeprefix("User:")
+    whose = ["--client-id", client["client_id"]] if user == ANONYMOUS_NAME else ["--user", user]
+    rates = [("--in", client["in_s"]), ("--out", client["out_s"])]
+    limits = [word for option, rate in rates if rate >= 2 for word in (option, str(int(rate / 2)))]
+    if not whose[1]:
+        return "a quota needs a user or a client id, and it has none: end it where it runs, or close its way here"
+    return f"{seen.command('quotas', 'set', *whose, *limits, '--requests', REQUESTS_LEFT)} slows it down"
 
 
 def _memory(seen: Seen) -> Iterator[Finding]:
@@ -720,12 +822,12 @@ def _larger_arenas(seen: Seen, larger: int, arena_bytes: int) -> Iterator[str]:
     """So much room, where the configuration allows it; first of all in /dev/shm, if that has too little."""
     if larger <= arena_bytes:
         return
-    set_it = seen.command("config", "set", "network.arena_bytes", larger, "--config", "FILE")
+    set_it = seen.launch.set_key("network.arena_bytes", larger, seen.at)
     more, first = (larger - arena_bytes) * len(seen.workers), ""
     if seen.host is not None and seen.host.shm.size and seen.host.shm.free < more + conditions.SHM_FREE_MIN:
         enough = _whole_mib(seen.host.shm.size + more + conditions.SHM_FREE_MIN)
         first = f"`mount -o remount,size={enough // MIB}m /dev/shm`, then "
-    yield f"{first}{set_it} and restart: requests have {size(larger)} of room, for {size(more)} more of /dev/shm"
+    yield f"{first}{set_it}: requests have {size(larger)} of room, for {size(more)} more of /dev/shm"
 
 
 def _fewer_clients(seen: Seen) -> Iterator[str]:
@@ -778,13 +880,15 @@ def _groups(seen: Seen) -> Iterator[Finding]:
     yield _finding(conditions.GROUP_LAGS, what, why, todo)
 
 
+def _is_late(row: Mapping[str, Any]) -> bool:
+    """By time: how many unread messages are normal depends on how many come.  By number where there is no time: 0 s."""
+    seconds = row["lag_seconds"] or 0
+    return bool(seconds >= conditions.LAG_S or (not seconds and row["lag_messages"] >= conditions.LAG_MESSAGES))
+
+
 def _late(group: Mapping[str, Any]) -> _Late | None:
     behind = [row for row in group["partitions"] if row["lag_messages"]]
-    late = [
-        row
-        for row in behind
-        if (row["lag_seconds"] or 0) >= conditions.LAG_S or row["lag_messages"] >= conditions.LAG_MESSAGES
-    ]
+    late = [row for row in behind if _is_late(row)]
     if not late:
         return None
     worst = max(late, key=lambda row: row["lag_messages"])
@@ -822,7 +926,7 @@ RULES: Final[tuple[FindingRule, ...]] = (
         _processes,
         _deaths,
     ),
-    *(_refusals, _floods, _memory, _groups, _lost, _insecure, _certificates, _clock, _undelivered),
+    *(_refusals, _floods, _memory, _groups, _lost, _reload, _insecure, _certificates, _clock, _undelivered),
 )
 
 

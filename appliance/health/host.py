@@ -27,12 +27,17 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class DiskRoom(msgspec.Struct, frozen=True):
-    """A file system, in bytes and in files; ``size`` 0: it could not be looked at, ``files`` 0: it has no limit."""
+    """A file system, in bytes and in files; ``size`` 0: it could not be looked at, ``files`` 0: it has no limit.
+
+    ``mount``: where it begins.  ``read_only``: nothing can be written, as after an error of the disk.
+    """
 
     size: int = 0
     free: int = 0
     files: int = 0
     files_free: int = 0
+    mount: str = "/"
+    read_only: bool = False
 
 
 class HostProcess(msgspec.Struct, frozen=True):
@@ -131,7 +136,13 @@ def _room(path: Path) -> DiskRoom:
     except OSError:
         return DiskRoom()
     sizes = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
-    return DiskRoom(*sizes, space.f_files, space.f_favail)
+    return DiskRoom(*sizes, space.f_files, space.f_favail, str(_mount_of(path)), bool(space.f_flag & os.ST_RDONLY))
+
+
+def _mount_of(path: Path) -> Path:
+    """The directory at which the file system of a path begins."""
+    at = path.absolute()
+    return next((parent for parent in (at, *at.parents) if parent.is_mount()), at)
 
 
 def _stat(pid: int) -> HostProcess | None:

@@ -8,7 +8,7 @@ Groups are asked for besides (:func:`ask_groups`), within a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +18,7 @@ from ..errors import ApplianceError, ClientFault, StorageFault, UnknownGroup
 from ..health.findings import GroupsSeen, Rates, Seen
 from ..health.host import Host, HostProcess, from_json, look_at_host
 from ..proc_net import peers
-from ..status import NOTHING, collect, failed_start, was_killed
+from ..status import NOTHING, clients_of, collect, failed_start, last_launch, was_killed
 from .readings import Reader, Readings, of_status
 
 GROUPS_MS: Final = 2_000
@@ -36,11 +36,13 @@ class Look(NamedTuple):
     """One look.
 
     ``host`` is None when nothing runs; ``ended`` is the status then.  ``peers``: numbers of connections by address.
+    ``clients``: who moves how much.
     """
 
     readings: Readings
     host: Host | None = None
     peers: Mapping[str, int] = {}
+    clients: Sequence[Mapping[str, Any]] = ()
     ended: Mapping[str, Any] = {}
 
     @property
@@ -83,7 +85,8 @@ class Looker:
         now = now_ms()
         if now - self._peers_at_ms >= PEERS_MS:
             self._peers_at_ms, self._peers = now, _peers(state["listeners"])
-        return Look(readings, look_at_host(self._directory, state), self._peers)
+        clients = clients_of(self._directory, state)["clients"]
+        return Look(readings, look_at_host(self._directory, state), self._peers, clients)
 
 
 def _stopped(directory: Path) -> Look:
@@ -91,7 +94,11 @@ def _stopped(directory: Path) -> Look:
     try:
         status = collect(directory)
     except StorageFault:
-        ended = {"failed_start": failed_start(directory), "killed": was_killed(directory)}
+        ended = {
+            "failed_start": failed_start(directory),
+            "killed": was_killed(directory),
+            "launch": last_launch(directory),
+        }
         return Look(of_status(NOTHING | {"pid": None, "partitions": []}, wall_s()), ended=ended)
     return Look(of_status(status, wall_s()), ended=status)
 
@@ -139,7 +146,7 @@ def seen(
         sizes[key.topic] = total + max(0, row.log_end - row.base), count + 1
     largest = max(((topic, *size) for topic, size in sizes.items()), key=lambda topic_size: topic_size[1], default=None)
     return Seen(
-        *(readings.state, readings.not_online, now_s, at, now.host, rates, groups, now.peers, largest),
+        *(readings.state, readings.not_online, now_s, at, now.host, rates, groups, now.peers, now.clients, largest),
         workers=readings.gauges,
         ended=now.ended,
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from appliance.health.undelivered import ALERTS_FILE
 
 from ..support.command_line import run, succeeding
+from ..support.remedies import Remedy
 from ..support.server import Server, wait_for
 from ..support.webhook import Receiver, receiver
 
@@ -65,6 +66,9 @@ def test_who_cannot_be_told_is_named_until_they_are(tmp_path: Path, receiver: Re
         whys = {row["what"].split(",")[0]: row["why"] for row in found}
         assert whys["alerts do not reach alerts.webhook"] == "answered with 500"
         assert "/nowhere/sendmail: No such file" in whys["alerts do not reach those in alerts.mail_to"]
+        for row in found:
+            with Remedy(row) as remedy:
+                remedy.run_all()
         file.write_text(f"[alerts]\n{hook}{disk}")
         succeeding("reload", "--data", str(server.data_dir))
         wait_for(lambda: not undelivered(), "the receiver to answer, and the other to be forgotten")

@@ -30,7 +30,7 @@ from appliance.errors import (
 )
 
 from ..support.command_line import run
-from ..support.remedies import carry_out, commands_in
+from ..support.remedies import Remedy
 from ..support.server import Server, wait_for
 from ..support.transactional_copier import Copier, read_all, wait_for_markers
 
@@ -273,21 +273,21 @@ def test_what_hangs_when_zookeeper_has_lost_its_data_is_named_with_its_remedy(
     assert read(server, topic) == [], "its transaction is open, and nobody knows it"
     at = ("--data", str(server.data_dir))
 
-    def found() -> list[str]:
+    def found() -> list[dict[str, Any]]:
         rows = run("doctor", "--json", *at).json
-        return [row["todo"] for row in rows if row["condition"] == "TransactionHangs" and f"{topic}-0" in row["what"]]
+        return [row for row in rows if row["condition"] == "TransactionHangs" and f"{topic}-0" in row["what"]]
 
     with Admin(server.native) as admin, Producer(server.native, transactional_id="another") as another:
         with another.transaction():
             for partition in range(TOPIC_PARTITIONS):  # it holds the last stable offset of partition 1
                 another.send(topic, b"of another", partition=partition).result(TIMEOUT_S)
-            (todo,) = wait_for(found, "the condition", TIMEOUT_S)
+            (finding,) = wait_for(found, "the condition", TIMEOUT_S)
             assert server.state["transactions"]["hanging_in"] == [f"{topic}-0"]
-            shows, mends = commands_in(todo)
-            (row,) = carry_out([*shows, "--json"]).json
-            assert admin.hanging_transactions(topic, 0) == [row] and row["first"] == 0
-            assert read(server, topic) == [], "a dry run changes nothing"
-            assert carry_out([*mends, "--json"]).json == [row]
+            with Remedy(finding) as remedy:
+                (row,) = remedy.run("appliance transactions abort-hanging", "--json").json
+                assert admin.hanging_transactions(topic, 0) == [row] and row["first"] == 0
+                assert read(server, topic) == [], "a dry run changes nothing"
+                assert remedy.run("appliance transactions abort-hanging", "--json").json == [row]
             assert read(server, topic) == [b"behind it"] and admin.hanging_transactions(topic, 0) == []
             wait_for(lambda: not found(), "the end of the condition", TIMEOUT_S)
         assert read(server, topic) == [b"behind it", b"of another", b"of another"]

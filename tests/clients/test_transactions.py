@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shlex
 import signal
 from collections.abc import Callable, Iterator
 from itertools import count
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -21,6 +21,7 @@ from appliance.client import Admin
 from appliance.errors import InvalidTransactionState, Unavailable, UnknownTransactionalId
 
 from ..support.command_line import run, succeeding
+from ..support.remedies import Remedy
 from ..support.server import Server, wait_for
 from .adapters import java
 
@@ -219,13 +220,13 @@ def test_a_transaction_that_stays_open_is_named_with_its_remedy(server: Server, 
     send(one, make, b"a")
     at = ("--data", str(server.data_dir))
 
-    def found() -> list[str]:
+    def found() -> list[dict[str, Any]]:
         rows = run("doctor", "--json", *at).json
-        return [row["todo"] for row in rows if row["condition"] == "TransactionLate" and name in row["what"]]
+        return [row for row in rows if row["condition"] == "TransactionLate" and name in row["what"]]
 
-    (todo,) = wait_for(found, "the condition", DEADLINE_S)
-    (remedy,) = re.findall(r"`appliance (transactions abort [^`]*)`", todo)
-    succeeding(*shlex.split(remedy), "--yes")
+    (row,) = wait_for(found, "the condition", DEADLINE_S)
+    with Remedy(row) as remedy:
+        remedy.run("appliance transactions abort", "--yes")
     wait_for(lambda: state(server, name) == "CompleteAbort", "the abort", DEADLINE_S)
     wait_for(lambda: not found(), "the end of the condition", DEADLINE_S)
 

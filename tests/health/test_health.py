@@ -24,6 +24,7 @@ WELL: dict[str, Any] = {
         "insecure": [],
         "without_rules": [],
         "deaths": [],
+        "reload": {"error": ""},
         "disk": {},
     },
     **{"refusals_recent": {}, "faults": [], "foreign": {}, "cluster": {}},
@@ -102,7 +103,7 @@ def test_nothing_runs() -> None:
     (finding,) = judge(Seen(None))
     assert (finding.exit_status, finding.condition.stops_all) == (75, True)
     (finding,) = judge(Seen(None, at=("--data", "/srv/box")))
-    assert finding.todo == "`appliance start --data /srv/box`, with its --config if it had one"
+    assert finding.todo == "`appliance start --data /srv/box`"
 
 
 def test_damage_is_worse_than_what_passes() -> None:

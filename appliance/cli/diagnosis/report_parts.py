@@ -25,6 +25,7 @@ from ... import __version__
 from ...config import KEYS, Config, load
 from ...errors import ApplianceError, BadValue
 from ...health.findings import GroupsSeen, judge
+from ...launch import JOURNAL, Launch
 from ...metrics.exposition import Exposition, ReadingCollector, Watched
 from ...metrics.looks import Look
 from ...security.masking import Masking
@@ -71,7 +72,7 @@ groups.json     groups with their lag
 metrics.txt     as Prometheus gets them
 sizes.json      the files of the data directory: bytes, mode, owner, time
 processes.txt   limits and memory of its processes
-journal.txt     the end of the journal of its service
+journal.txt     the end of its log: of the file that it goes to, or of the journal of its service
 """
 
 
@@ -108,7 +109,7 @@ def collect_parts(directory: Path, config: Path | None) -> list[ReportPart]:
         _part(masking, "metrics.txt", lambda: _metrics(look())),
         _part(masking, "sizes.json", lambda: _sizes(directory)),
         _part(masking, "processes.txt", lambda: _processes(state)),
-        _part(masking, "journal.txt", lambda: _journal(state["pid"])),
+        _part(masking, "journal.txt", lambda: _log(msgspec.convert(state["launch"], Launch))),
     ]
     if fault:
         made[0] = ReportPart("config.toml", b"", masking.text(fault))
@@ -276,19 +277,20 @@ def _read_text(name: str) -> str:
         return f"{name}: {error.strerror}\n"
 
 
-def _journal(pid: int | None) -> str:
-    """The end of the journal of the service that runs the process, or of appliance.service.
+def _log(launch: Launch) -> str:
+    """The end of the log of the appliance, as it was started last; of one that was never started, the service's.
 
     Raises:
-        ValueError: it runs outside of a service; the message says where its log is.
+        ValueError: it is not in a file that can be read; the message says where it is.
         OSError, SubprocessError: there is no journal, or it takes too long.
     """
-    unit = "appliance.service"
-    if pid:
-        group = Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition("/")[2]
-        if not group.endswith(".service"):
-            raise ValueError("it was not started by systemd: its log is where its standard error goes")
-        unit = group
+    if launch.log and Path(launch.log).is_file():
+        with Path(launch.log).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - PART_BYTES_MAX))
+            return file.read(PART_BYTES_MAX).decode(errors="replace")
+    if launch.words and launch.log != JOURNAL:
+        raise ValueError(f"it was not started by systemd: see {launch.read_log()}")
+    unit = launch.unit or "appliance.service"
     command = ["journalctl", "--unit", unit, "--lines", str(JOURNAL_LINES_MAX), "--no-pager", "--output", "short-iso"]
     said = subprocess.run(command, capture_output=True, timeout=JOURNAL_S_MAX, check=False)
     if said.returncode:

@@ -15,6 +15,7 @@ from ...clock import now_ms, wall_s
 from ...disk_settings import Disk
 from ...health.conditions import REFUSED_WITHIN_S
 from ...health.findings import status_line
+from ...launch import Launch
 from ...machine_limits import ADVICE, measure
 from .actions import Actions
 from .certificates import Certificates
@@ -78,6 +79,7 @@ class StatusReport:
         self,
         data_dir: Path,
         instance: str,
+        launch: Launch,
         hosted: Hosted,
         children: Children,
         actions: Actions,
@@ -106,7 +108,8 @@ class StatusReport:
         self._data_dir = data_dir
         self._file = StateFile(data_dir / "state.json")
         self._rests_until_ms = 0
-        self._instance, self._hosted, self._children, self._actions = instance, hosted, children, actions
+        self._instance, self._launch = instance, launch
+        self._hosted, self._children, self._actions = hosted, children, actions
         self._workers, self._writers, self._coordinator, self._nodes = workers, writers, coordinator, nodes
         self._notifier, self._certificates = notifier, certificates
         self._inspection, self._inputs, self._compactions = inspection, inputs, compactions
@@ -150,6 +153,7 @@ class StatusReport:
             "state": self.state,
             "version": __version__,
             "started": self._started_s,
+            "launch": self._launch,
             "disk": {name: getattr(self.disk, name) for name in ("bytes_max", "free_bytes_min", "free_bytes_warn")},
             "listeners": self.listeners,
             "insecure": [*self.insecure, *self._inputs.insecure],

@@ -69,6 +69,7 @@ from ...config import Config
 from ...data_directory import check_small_files, foreign_partitions, take_format
 from ...durable_files import DIRECTORY_MODE, FILE_MODE
 from ...errors import AlreadyRunning, BadValue, ConfigFault, OutOfResources, StorageFault
+from ...launch import Launch
 from ...machine_limits import ADVICE, DESCRIPTORS, connections_granted, descriptors_granted, limit_of
 from ...names import TopicPartition
 from ...owners import refuse_others_directory
@@ -203,6 +204,7 @@ class Signals:
 def run(
     config: Config,
     data_dir: Path,
+    launch: Launch,
     reload: Callable[[], Config],
     side_roles: Mapping[SideRole, Serve],
     run_input: RunInput,
@@ -210,6 +212,7 @@ def run(
     """Serve until SIGTERM or SIGINT; return the exit status.
 
     Args:
+        launch: how this process was started, for whoever has to look at it or start it again.
         reload: reads the configuration again on SIGHUP; settings that may change while running are then applied.
         side_roles: see :mod:`.side_processes`.
         run_input: see :mod:`.inputs`.
@@ -230,7 +233,7 @@ def run(
         forget_failed_start(data_dir)
         take_format(data_dir)
         check_small_files(data_dir, config)
-        supervisor = Supervisor(config, data_dir, lock_fd, reload, side_roles, run_input)
+        supervisor = Supervisor(config, data_dir, launch, lock_fd, reload, side_roles, run_input)
     try:
         with _starting():
             supervisor.prepare()
@@ -262,6 +265,7 @@ class Supervisor:
         self,
         config: Config,
         data_dir: Path,
+        launch: Launch,
         lock_fd: int,
         reload: Callable[[], Config],
         side_roles: Mapping[SideRole, Serve],
@@ -310,6 +314,7 @@ class Supervisor:
         self._report = StatusReport(
             data_dir,
             self._instance,
+            launch,
             *(hosted, children, actions, self._workers, self._writers, self._coordinator, self._nodes),
             self._notifier,
             *(Reloads(config), self._certificates, self._inspection, self._inputs, refusals, self._compactions),

@@ -44,7 +44,7 @@ def sample(at_s: float = 0.0, **changes: Any) -> Sample:
         **{"state": "serving", "data": "/data", "pid": 9, "listeners": {}, "processes": [worker, coordinator]},
         **{"zookeeper": {"connect": "a:1", "state": "connected"}, "partitions": [partition("web")]},
     }
-    groups, peers = changes.pop("groups", ()), changes.pop("peers", {})
+    groups, peers, clients = changes.pop("groups", ()), changes.pop("peers", {}), changes.pop("clients", ())
     machine = Host(DiskRoom(100 * GIB, 50 * GIB), DiskRoom(GIB, GIB), PROCESSES)
     names = {
         "room": "disk",
@@ -56,7 +56,7 @@ def sample(at_s: float = 0.0, **changes: Any) -> Sample:
     own = {field: changes.pop(name) for name, field in names.items() if name in changes}
     host = msgspec.structs.replace(machine, **own)
     look = of_other_host(status | changes | {"host": host.as_json()}, at_s)
-    return Sample(look._replace(peers=peers), groups)
+    return Sample(look._replace(peers=peers, clients=clients), groups)
 
 
 def judged(before: Sample, now: Sample) -> list[Finding]:
@@ -115,8 +115,9 @@ STOPPED = PROCESSES | {10: HostProcess("T", 0.0)}
         ({"insecure": ["kafka 0.0.0.0:9092"]}, "InsecureListener", "no TLS", 0),
         ({"without_rules": ["kafka SASL_SSL://0.0.0.0:9093"]}, "NoAccessRules", "may do everything", 0),
         ({"groups": [GROUP]}, "GroupLags", "group reports lags by 50,000 messages, 90 s", 0),
+        ({"reload": {"error": "line 3"}}, "ReloadFailed", "the last reload has failed", 0),
+        ({"room": DiskRoom(100 * GIB, GIB, read_only=True)}, "DiskReadOnly", "nothing can be written to /", 75),
         ({"groups": [LOSER]}, "GroupLost", "2.0 KiB of web were removed before group re ports had read them", 0),
-        ({"peers": Counter({"10.0.0.9": 900, "10.0.0.1": 1})}, "Flood", "10.0.0.9 floods", 0),
         ({"room": DiskRoom(100 * GIB, GIB)}, "DiskFillsUp", "the disk is full soon", 0),
         ({"room": DiskRoom(100 * GIB, 0)}, "DiskFull", "the disk is full", 75),
         ({"room": DiskRoom(100 * GIB, 9 * GIB), "disk": {"free_bytes_warn": 10 * GIB}}, "DiskLow", "10.0 GiB", 75),
@@ -165,6 +166,49 @@ def test_nodes_that_stand_still_are_named() -> None:
     nodes = PROCESSES | {11: HostProcess("S", 0.0), 12: HostProcess("T", 0.0)}
     found = only(sample(), sample(1.0, host_processes=nodes, **changes))
     assert "1 of 2 local nodes run, stopped are 12" in found.why and found.todo == "`kill -CONT 12`"
+
+
+def client(host: str, bytes_in_s: float, user: str = "User:ANONYMOUS", client_id: str = "loader") -> dict[str, Any]:
+    return {"host": host, "user": user, "client_id": client_id, "in_s": bytes_in_s, "out_s": 0.0}
+
+
+def flood_of(clients: list[dict[str, Any]]) -> Finding:
+    all_found = judged(sample(), sample(1.0, host_processes=BUSY, clients=clients))
+    (found,) = (one for one in all_found if one.condition.name == "Flood")
+    return found
+
+
+PROXY = Counter({"10.0.0.9": 900, "10.0.0.1": 1})
+
+
+def test_who_floods_harms_others() -> None:
+    """Neither many connections nor many bytes are a flood by themselves; nor is who moves little while others do."""
+    much = [client("10.0.0.9", 9e6), client("10.0.0.1", 1e3)]
+    names = lambda **changes: {one.condition.name for one in judged(sample(), sample(1.0, **changes))}  # noqa: E731
+    assert names(peers=PROXY) == names(clients=much) == names(peers=PROXY, clients=much) == set()
+    assert names(limits=[LIMIT]) == {"LimitReached"}
+    assert names(limits=[LIMIT], peers=Counter({"10.0.0.9": 9, "10.0.0.1": 9})) == {"LimitReached"}
+    assert names(limits=[LIMIT], peers=PROXY) == {"LimitReached", "Flood"}
+    assert names(host_processes=BUSY) == names(host_processes=BUSY, peers=PROXY) == {"ProcessBusy"}
+    assert names(host_processes=BUSY, clients=much[:1]) == {"ProcessBusy"}, "nobody else is there"
+    flood = next(
+        one for one in judged(sample(), sample(1.0, host_processes=BUSY, clients=much)) if "floods" in one.what
+    )
+    assert "8.6 MiB of 8.6 MiB per second" in flood.why
+    assert "quotas set --client-id loader --in 4500000 --requests 100 --data /data" in flood.todo
+    named = [client("10.0.0.9", 9e6, "User:web"), client("10.0.0.1", 1e3)]
+    flood = next(
+        one for one in judged(sample(), sample(1.0, host_processes=BUSY, clients=named)) if "floods" in one.what
+    )
+    assert "quotas set --user web" in flood.todo
+
+
+def test_jobs_may_be_busy_until_they_are_done() -> None:
+    """They take what others leave; who serves clients has to have something left."""
+    others = [{"role": role, "pid": 1, "started": 0.0, "restarts": 0} for role in ("network", "coordinator")]
+    for role, count in (("compactor", 0), ("scrubber", 0), ("writer", 1)):
+        row = {"role": role, "pid": 10, "started": 0.0, "restarts": 0, "topic": "web", "partition": 0}
+        assert len(judged(sample(), sample(1.0, host_processes=BUSY, processes=[*others, row]))) == count, role
 
 
 def test_groups_that_lag_are_one_finding() -> None:

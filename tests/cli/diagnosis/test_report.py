@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.launch import JOURNAL, Launch
 from appliance.security import security_file
 from appliance.security.scram import encode_verifier, make_verifier
 from appliance.security.security_state import SecurityState
@@ -92,7 +93,8 @@ def test_no_secret_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         *(text for text in stored["users"]["alice"]["SCRAM-SHA-256"].values() if isinstance(text, str)),
     ]
     said = " ".join([*secrets[:7], *secrets[9:], KEY, "password=unknown-elsewhere", "http://u:unknown-elsewhere@h/"])
-    note_failed_start(data, 1.0, 78, said, said)
+    words = ("start", "--data", str(data), "--set", f"alerts.webhook={secrets[0]}")
+    note_failed_start(data, 1.0, 78, said, said, Launch(words, "appliance.service", JOURNAL))
     journalctl = tmp_path / "bin" / "journalctl"
     journalctl.parent.mkdir()
     journalctl.write_text(f"#!/bin/sh\ncat <<'END'\nbegin\n{said}\nend\nEND\n")
