@@ -7,6 +7,7 @@ has little room.  A :class:`Host` goes through JSON, so an appliance tells other
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +30,8 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 class DiskRoom(msgspec.Struct, frozen=True):
     """A file system, in bytes and in files; ``size`` 0: it could not be looked at, ``files`` 0: it has no limit.
 
-    ``mount``: where it begins.  ``read_only``: nothing can be written, as after an error of the disk.
+    ``mount``: where it begins, if something is wrong with it.  ``read_only``: nothing can be written, as after an error
+    of the disk.
     """
 
     size: int = 0
@@ -96,6 +98,8 @@ def look_at_host(data_dir: Path, state: Mapping[str, Any]) -> Host:
     little = max(limits.get("free_bytes_warn", 0), limits.get("free_bytes_min", 0), LITTLE_SHARE * disk.size)
     is_little = disk.free < little or (disk.files and not disk.files_free)
     logs = measure_logs(data_dir) if is_little else []
+    if is_little or disk.read_only:
+        disk = msgspec.structs.replace(disk, mount=str(_mount_of(data_dir)))
     pids = [row["pid"] for row in state["processes"] if row.get("pid")]
     stats = {pid: stat for pid in pids if (stat := _stat(pid)) is not None}
     return Host(
@@ -136,13 +140,19 @@ def _room(path: Path) -> DiskRoom:
     except OSError:
         return DiskRoom()
     sizes = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
-    return DiskRoom(*sizes, space.f_files, space.f_favail, str(_mount_of(path)), bool(space.f_flag & os.ST_RDONLY))
+    return DiskRoom(*sizes, space.f_files, space.f_favail, read_only=bool(space.f_flag & os.ST_RDONLY))
 
 
 def _mount_of(path: Path) -> Path:
-    """The directory at which the file system of a path begins."""
-    at = path.absolute()
-    return next((parent for parent in (at, *at.parents) if parent.is_mount()), at)
+    """The directory at which the file system of a path begins, or what is mounted of it there."""
+    at, bound = path.absolute(), set()
+    with suppress(OSError):  # is_mount() does not see a part of a file system that is mounted in that one
+        bound = {_unescaped(line.split()[4]) for line in Path("/proc/self/mountinfo").read_text().splitlines()}
+    return next((parent for parent in (at, *at.parents) if str(parent) in bound or parent.is_mount()), at)
+
+
+def _unescaped(mount_point: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), mount_point)
 
 
 def _stat(pid: int) -> HostProcess | None:

@@ -1167,7 +1167,7 @@ def ends(server: Server, condition: str) -> None:
 
 
 def test_brokers_that_are_away_and_that_share_an_id(tmp_path: Path) -> None:
-    """Method: three brokers of one ensemble; the second one is killed, the third has the id of the first."""
+    """Method: three brokers of one ensemble; the second one is killed, the third has the id of the second."""
     quick = {"zookeeper.session_timeout_ms": 1_000}
     with Server(tmp_path / "a", **{"zookeeper.nodes": 1} | quick) as first:
         first.wait_for_zookeeper()
@@ -1185,13 +1185,13 @@ def test_brokers_that_are_away_and_that_share_an_id(tmp_path: Path) -> None:
             assert "start the appliance with broker.id = 2" in row["todo"]
             second.start()
             ends(first, "LeadersAway")
-        with Server(tmp_path / "c", **access) as third:
-            row = wait_for(lambda: found(third, "BrokerIdTaken"), "the id to be found taken")
-            assert "another appliance has broker.id = 0" in row["what"] and first.native in row["why"], row
-            wait_for(lambda: agree(third), "all judges to agree")
-            assert found(first, "BrokerIdTaken") is None, "it was there before"
-            first.stop()  # the remedy: stop one of the two
-            ends(third, "BrokerIdTaken")
+            with Server(tmp_path / "c", **{"broker.id": 2} | access) as third:
+                row = wait_for(lambda: found(third, "BrokerIdTaken"), "the id to be found taken")
+                assert "another appliance has broker.id = 2" in row["what"] and second.native in row["why"], row
+                wait_for(lambda: agree(third), "all judges to agree")
+                assert found(second, "BrokerIdTaken") is None, "it was there before"
+                second.stop()  # the remedy: stop one of the two
+                ends(third, "BrokerIdTaken")
 
 
 def test_an_earlier_life_of_ones_own_is_waited_for(tmp_path: Path) -> None:
