@@ -66,6 +66,7 @@ def test_a_start_that_fails_is_repeated_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir(mode=0o700)
     server.launch()
     assert server.process is not None and server.process.wait(60) == 78
+    server.stop()  # closes its pipe
     remedy = todo(server, "Down")
     assert f"--config {config}" in remedy and f"--data {tmp_path}/data" in remedy, remedy
 
