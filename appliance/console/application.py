@@ -40,6 +40,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..addresses import address_text
+from ..config import Config
 from ..errors import (
     ApplianceError,
     BadCredentials,
@@ -59,6 +60,7 @@ from ..errors import (
 from ..names import TOPIC_PATTERN
 from ..security.acls import Operation, ResourceType
 from ..security.audit_log import Audit
+from ..security.field_masks import FieldMasks
 from . import administration, input_ledgers
 from .changes import NewMessage, NewOffsets, move_offsets, produce
 from .download import MEDIA_TYPES, Download, DownloadFile, make_file
@@ -181,6 +183,11 @@ class ConsoleHandlers:
         self._waiting = 0
         self._asking = asyncio.Semaphore(ASKING_MAX)
         self._asking_waiting = 0
+
+    def reload(self, config: Config, *, login_first: bool) -> None:
+        """Take from a new configuration what a reload changes for the page."""
+        self._views.change(config.console.decode, FieldMasks(config.console.masks))
+        self._visitors.admit(login_first=login_first, anonymous=config.console.anonymous)
 
     def application(self) -> Starlette:
         """Raises OSError: the files of the page cannot be read."""

@@ -1,7 +1,7 @@
 """The side process ``console``: creates the application, and serves it until Stop comes or the supervisor is gone.
 
-The loop beats, reads the supervisor's messages, and sends it what was refused to visitors, for ``status``.  A changed
-configuration needs a restart of the appliance; users and access rules are read as they change.
+The loop beats, reads the supervisor's messages, and sends it what was refused to visitors, for ``status``.  A reload
+changes how messages are shown, and who sees something without a login; users and access rules are read as they change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from ..addresses import PLAINTEXT, Listener, address_text, host_names, parse_net
 from ..clock import now_ms, wall_ms, wall_s
 from ..config import Config
 from ..metrics.lag_watch import Lags, LagWatch
-from ..processes.messages import TO_SIDE_PROCESS, RefusalsReport, Stop
+from ..processes.child import set_log_level
+from ..processes.messages import TO_SIDE_PROCESS, RefusalsReport, Reload, Stop
 from ..processes.supervisor.side_processes import SideArguments
 from ..security import security_file
 from ..security.audit_log import Audit
@@ -56,13 +57,19 @@ async def _serve(arguments: SideArguments) -> None:
 
     audit = Audit(now_ms, refused)
     lag_watch = LagWatch(data_dir, "appliance-console", config.console.chart_ms / 1000)
-    console = make_console(config, data_dir, address_text(sock.getsockname()), audit, lambda: lag_watch.lags)
+    address = address_text(sock.getsockname())
+    console = make_console(config, data_dir, address, audit, lambda: lag_watch.lags)
     guarded: Any = RequestGuard(console.application(), host_names(config.console.hosts, config.broker.host))
     proxies = parse_networks(config.console.proxies)
     app: Any = ProxyHeadersMiddleware(guarded, [str(network) for network in proxies])
 
     def read() -> None:
-        if Stop() in [message for message, _ in channel.receive(TO_SIDE_PROCESS)] or channel.closed:
+        messages = [message for message, _ in channel.receive(TO_SIDE_PROCESS)]
+        for message in messages:
+            if isinstance(message, Reload):
+                set_log_level(message.config.log.level)
+                console.reload(message.config, login_first=_is_login_first(message.config, address))
+        if Stop() in messages or channel.closed:
             console.stopping.set()
             loop.remove_reader(channel.fileno())
 
@@ -85,6 +92,13 @@ def _has_logins(config: Config) -> bool:
     return listeners or bool(config.console.hosts or config.console.proxies)
 
 
+def _is_login_first(config: Config, address: str) -> bool:
+    """Whether a page at this address shows nothing before a login."""
+    if not is_loopback(Listener("console", PLAINTEXT, address)):
+        return True
+    return _has_logins(config) and not config.console.anonymous
+
+
 def make_console(
     config: Config, data_dir: Path, address: str, audit: Audit, lags: Callable[[], Lags | None]
 ) -> ConsoleHandlers:
@@ -95,7 +109,7 @@ def make_console(
     visitors = Visitors(
         *(listener, config.security, data_dir / security_file.FILE_NAME),
         *(sessions, Attempts(clock), audit),
-        login_first=not is_loopback(listener) or (_has_logins(config) and not config.console.anonymous),
+        login_first=_is_login_first(config, address),
         anonymous=config.console.anonymous,
         wall_ms=wall_ms,
     )

@@ -21,6 +21,9 @@ has arrived there.  Without a place to begin it begins at the ends.
 Messages of one step are in the order of their timestamps; each partition keeps its own order across steps.  Newest
 first, messages that arrive later do not appear: the search begins at the ends of its first step.
 
+With ``until_ms`` only messages of before then are found.  What lies behind the first later message of a partition is
+not read, as with ``appliance tail --until``: a producer's times may go back, but mostly do not.
+
 Values are decoded, and what a mask hides is hidden, before anything is looked for: no search can guess it.
 
 A partition that cannot be read within READ_S_MAX is named in ``unreadable`` and left out; the others go on.
@@ -109,6 +112,8 @@ class Query(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     order: Literal["newest", "oldest"] = "newest"
     time_ms: CursorOffset | None = None
     offset: CursorOffset | None = None
+    until_ms: CursorOffset | None = None
+    """Only messages of before this time."""
     key: SearchText = ""
     text: SearchText = ""
     match: SearchText = ""
@@ -268,6 +273,7 @@ class Search:
         self._newest = query.order == "newest"
         self._key, self._text = query.key.lower().encode(), query.text.lower().encode()
         self._select, self._value_bytes_max = _select(query)
+        self._until_ms = sys.maxsize if query.until_ms is None else query.until_ms
         self._is_filtered = bool(self._key or self._text or self._select)
         self._too_costly = 0
         self._ended: Places = {}
@@ -327,6 +333,10 @@ class Search:
         query = self._query
         if query.follow and self._newest:
             raise InvalidRequest("who follows reads the oldest first")
+        if query.follow and query.until_ms is not None:
+            raise InvalidRequest("what arrives has no end: leave out the end, or begin elsewhere")
+        if query.time_ms is not None and query.time_ms > self._until_ms:
+            raise InvalidRequest("the end lies before the beginning: exchange them")
         counts = {topic: self._log.partitions(topic) for topic in self._topics}
         if query.cursor:
             places = parse_cursor(query.cursor)
@@ -336,7 +346,7 @@ class Search:
         else:
             places = self._starts(self._chosen_parts(counts))
         starts = self._offsets(list(places), EARLIEST)
-        ends = self._offsets(list(starts), LATEST)
+        ends = self._offsets(list(starts), LATEST if query.until_ms is None else query.until_ms)
         bounds = {part: (starts[part], ends[part]) for part in places if part in starts and part in ends}
         inside = {part: min(max(places[part], first), end) for part, (first, end) in bounds.items()}
         self._ended = {**places, **inside}
@@ -446,6 +456,8 @@ class Search:
         return matching, len(messages)
 
     def _fits(self, message: Message) -> bool:
+        if message.timestamp >= self._until_ms:
+            return False
         if self._key and (message.key is None or self._key not in message.key.lower()):
             return False
         return not self._text or (message.value is not None and self._text in message.value.lower())

@@ -79,8 +79,11 @@ class MessageViews:
 
     def __init__(self, decode: str, masks: FieldMasks) -> None:
         """Raises BadValue: says what is wrong with the text."""
-        self._rules = parse_decodings(decode)
-        self._masks = masks
+        self.change(decode, masks)
+
+    def change(self, decode: str, masks: FieldMasks) -> None:
+        """Show messages so from now on.  Raises BadValue, as at first."""
+        self._rules, self._masks = parse_decodings(decode), masks
 
     def view_of_topic(self, topic: str) -> MessageView:
         """Raises InvalidRequest: a file cannot be read, or has no schema."""

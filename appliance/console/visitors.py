@@ -109,7 +109,7 @@ class Visitors:
             wall_ms: the time since 1970, by which users expire.
         """
         self._wall_ms = wall_ms
-        self._login_first, self._anonymous = login_first, anonymous
+        self.admit(login_first=login_first, anonymous=anonymous)
         self._listener, self._path = listener, path
         self._sessions, self._attempts, self.audit = sessions, attempts, audit
         self._authorizer = Authorizer(
@@ -121,6 +121,10 @@ class Visitors:
         self._checks = ThreadPoolExecutor(CHECKS_MAX, "passwords", lower_priority_of_thread, (NICENESS,))
         self._waiting: Counter[str] = Counter()
         """Passwords that wait or are compared, by address."""
+
+    def admit(self, *, login_first: bool, anonymous: bool) -> None:
+        """Decide anew what is seen without a login."""
+        self._login_first, self._anonymous = login_first, anonymous
 
     @property
     def has_users(self) -> bool:

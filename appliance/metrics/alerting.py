@@ -34,6 +34,7 @@ from ..health.alerts import AlertState, Event, Figures
 from ..health.digest import take_digest
 from ..health.findings import Finding, GroupsSeen, judge
 from ..health.undelivered import ALERTS_FILE
+from ..processes.child import set_log_level
 from ..processes.messages import TO_SIDE_PROCESS, Reload, Stop
 from ..processes.supervisor.side_processes import SideArguments
 from ..web.webhook import NotDelivered, post
@@ -205,6 +206,7 @@ class Alerting:
                 for message, _ in self._channel.receive(TO_SIDE_PROCESS):
                     match message:
                         case Reload(config):
+                            set_log_level(config.log.level)
                             self._config = config
                             self._book.changed.set()
                         case Stop():

@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple
 from ..addresses import host_names, host_of, is_own_host
 from ..clock import now_ms
 from ..health.findings import wrong
+from ..processes.child import set_log_level
 from ..processes.messages import TO_SIDE_PROCESS, Stop
 from ..processes.supervisor.side_processes import SideArguments
 from ..status import STATE_FILE, read_state
@@ -239,8 +240,10 @@ class MetricsServer(ThreadingHTTPServer):
                 heart.beat()
                 self._on_turn()
                 ready = {key.fileobj for key, _ in selector.select(wait_s)}
-                if Stop() in [message for message, _ in channel.receive(TO_SIDE_PROCESS)]:
-                    return
+                for message, _ in channel.receive(TO_SIDE_PROCESS):
+                    if isinstance(message, Stop):
+                        return
+                    set_log_level(message.config.log.level)
                 if self.socket in ready:
                     self.handle_request()
                 if self._refused:

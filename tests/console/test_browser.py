@@ -103,6 +103,22 @@ def test_a_search_finds_one_message_in_three_thousand(page: Browser, server: Ser
     shoot(page, "search-empty")
 
 
+def test_a_search_ends_at_a_time(page: Browser, server: Server) -> None:
+    """The address has the end, too, so that a search can be kept; what arrives has none."""
+    visit(page, server, "#/topics/web?until=2001-01-01T00:00")
+    page.wait("document.querySelector('.messages').innerText.includes('No message matches')", "nothing is so old")
+    assert page.evaluate("document.querySelector('input[name=until]').value") == "2001-01-01T00:00"
+    page.evaluate("document.querySelector('input[name=until]').value = '2999-01-01T00:00'")
+    page.evaluate("document.querySelector('form.search').requestSubmit()")
+    page.wait("document.querySelectorAll('.messages summary').length === 50")
+    assert "until=2999-01-01T00%3A00" in page.evaluate("location.hash")
+    page.evaluate(
+        "(() => { const start = document.querySelector('select[name=start]'); start.value = 'follow';"
+        " start.dispatchEvent(new Event('change')); })()"
+    )
+    assert page.evaluate("document.querySelector('input[name=until]').closest('label').hidden")
+
+
 @pytest.mark.parametrize(("label", "begins"), [("CSV", "topic,partition,"), ("JSON lines", '{"topic":"web",')])
 def test_what_a_search_finds_is_downloaded(page: Browser, server: Server, label: str, begins: str) -> None:
     visit(page, server, "#/topics/web?text=%22number%22%3A+12")

@@ -144,6 +144,34 @@ def test_partitions_are_merged_by_time() -> None:
     assert [message.value for message in found.messages] == [b"b", b"c", b"d"]
 
 
+@given(logs, st.sampled_from(["newest", "oldest"]), st.integers(1, 7), st.integers(0, 21), st.integers(0, 21))
+def test_an_end_leaves_out_what_is_later(
+    rows: list[list[tuple[int, bytes]]], order: str, limit: int, begin: int, end: int
+) -> None:
+    """Whatever the order, in steps of any size: up to the first message of a partition that is not before the end."""
+    begin, end = sorted((begin, end))
+    found = steps(
+        FakeLog(*rows), order=order, limit=limit, until_ms=end, **{"time_ms": begin} if order == "oldest" else {}
+    )
+    for number, partition in enumerate(rows):
+        times = [time for time, _ in partition]
+        first = next((at for at, time in enumerate(times) if time >= begin), len(times)) if order == "oldest" else 0
+        last = next((at for at, time in enumerate(times) if time >= end), len(times))
+        wanted = [(at + 1) * GAP - 1 for at in range(first, last)]
+        seen = [message.offset for step in found for message in step.messages if message.partition == number]
+        assert seen == (wanted[::-1] if order == "newest" else wanted)
+
+
+def test_an_end_holds_from_an_offset_and_where_times_go_back() -> None:
+    log = FakeLog([(5, b"a"), (9, b"late"), (6, b"b")])
+    (found,) = steps(log, until_ms=8, partition=0, offset=3 * GAP - 1)
+    assert [message.value for message in found.messages] == [b"a"]
+    (found,) = steps(log, until_ms=10, order="oldest", time_ms=6)
+    assert [message.value for message in found.messages] == [b"late", b"b"]
+    (found,) = steps(FakeLog([(9, b"late")], [(7, b"c")]), until_ms=8)
+    assert [message.value for message in found.messages] == [b"c"]
+
+
 def test_a_partition_that_cannot_be_read_is_named_and_the_others_go_on() -> None:
     (found,) = steps(FakeLog([(1, b"a")], [(2, b"b")], broken=frozenset({0})))
     assert [message.value for message in found.messages] == [b"b"]
@@ -170,6 +198,8 @@ def test_an_offset_and_a_partition_begin_in_the_middle() -> None:
         ({"cursor": "n,web:" + ".".join(f"{number}-1" for number in range(513))}, "not a cursor"),
         ({"topics": "web,app", "partition": 0}, "belongs to one topic"),
         ({"topics": "nothing-*"}, "no topic"),
+        ({"until_ms": 4, "time_ms": 5, "order": "oldest"}, "end lies before"),
+        ({"until_ms": 4, "follow": True, "order": "oldest"}, "has no end"),
         ({"topics": ",".join(f"t{number}" for number in range(21))}, "name 20 at most"),
     ],
 )

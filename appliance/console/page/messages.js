@@ -11,7 +11,7 @@ const FOLLOW_MS = 1000;
 const FOLLOWED_MAX = 1000;
 const FORMATS = [["csv", "Download as CSV"], ["jsonl", "Download as JSON lines"]];
 /** The fields that the address has. */
-const KEPT = ["topics", "start", "time", "offset", "partition", "key", "text", "match", "field"];
+const KEPT = ["topics", "start", "time", "offset", "partition", "until", "key", "text", "match", "field"];
 const STARTS = [["newest", "Newest first"], ["oldest", "Oldest first"], ["time", "From a time"], ["offset", "From an offset"], ["follow", "Live"]];
 
 /** The view that searches several topics. */
@@ -80,7 +80,7 @@ export function messages(topic, query) {
     stop.hidden = true;
     more.hidden = !cursor;
     if (!cursor && !shown && problem.hidden) {
-      const filtered = asked.key || asked.text || asked.match || asked.field;
+      const filtered = asked.key || asked.text || asked.match || asked.field || asked.until_ms;
       list.replaceChildren(el("li", {}, empty(filtered ? "No message matches." : "There are no messages here.", el("p", { text: `${plural(scanned, "message")} read.` }))));
     }
   }
@@ -185,12 +185,14 @@ class Form {
     this.text = text("text", { type: "search", id: "search" });
     this.match = text("match");
     this.field = text("field", { placeholder: "status=500", pattern: "[^=]+=.*" });
+    this.until = el("input", { type: "datetime-local", name: "until", step: "1" });
+    this.untilField = field("until", "Until", this.until);
     this.timeField = field("time", "Time", this.time);
     this.offsetField = field("offset", "Offset", this.offset);
     this.element = el("form", { class: "search", role: "search", "aria-label": topic === null ? "Search topics" : `Search ${topic}` },
       topic === null ? field("topics", "Topics", this.topics) : null,
-      field("text", "Value contains", this.text), field("key", "Key contains", this.key), field("match", "Value matches (RE2)", this.match), field("field", "Field, NAME=TEXT", this.field), field("start", "Begin", this.start),
-      this.timeField, this.offsetField, topic === null ? null : field("partition", "Partition", this.partition),
+      field("text", "Value contains", this.text), field("key", "Key contains", this.key), field("match", "Value matches (regular expression)", this.match), field("field", "Field, NAME=TEXT", this.field), field("start", "Begin", this.start),
+      this.timeField, this.offsetField, this.untilField, topic === null ? null : field("partition", "Partition", this.partition),
       el("button", { type: "submit", class: "primary", text: "Search" }));
     this.start.addEventListener("change", () => this.adapt());
     for (const name of KEPT) {
@@ -205,6 +207,7 @@ class Form {
     this.timeField.hidden = this.start.value !== "time";
     this.offsetField.hidden = this.start.value !== "offset";
     this.time.required = this.start.value === "time";
+    this.untilField.hidden = this.start.value === "follow";
     this.offset.required = this.partition.required = this.start.value === "offset";
   }
 
@@ -227,6 +230,7 @@ class Form {
       order: start === "newest" ? "newest" : "oldest",
       time_ms: start === "time" ? String(new Date(this.time.value).getTime()) : "",
       offset: start === "offset" ? this.offset.value : "",
+      until_ms: start !== "follow" && this.until.value ? String(new Date(this.until.value).getTime()) : "",
       key: this.key.value,
       text: this.text.value,
       match: this.match.value,

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 RELOADED: Final = (
     "topics.", "disk.", "scrub.", "offsets.", "tls.", "writer.", "alerts.", "native.advertised", "kafka.advertised",
-    "stop.timeout_ms", "log.level",
+    "stop.timeout_ms", "log.level", "console.decode", "console.masks", "console.anonymous",
 )  # fmt: skip
 """Keys, and beginnings of keys."""
 
