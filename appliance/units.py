@@ -1,4 +1,4 @@
-"""Writes amounts for people: bytes and time spans."""
+"""Writes amounts for people: bytes, time spans, and how many of something."""
 
 from __future__ import annotations
 
@@ -18,3 +18,8 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 message``, ``1,234 messages``: for nouns whose plural has an s."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -231,9 +231,11 @@ def _summarize(topic: str, sending: _Sending, long: LongLines, seconds: float, *
         output.print_json({**summary, "long_lines": long.count, "left_out_bytes": long.left_out_bytes})
         return
     rate = sending.count / max(seconds, 1e-9)
-    output.remark(f"{sending.count:,} messages, {units.size(sending.size)}, {rate:,.0f} messages/s")
+    output.remark(f"{units.counted(sending.count, 'message')}, {units.size(sending.size)}, {rate:,.0f} messages/s")
     if long.count:
-        output.remark(f"{long.count:,} long lines ({long.treatment}), {units.size(long.left_out_bytes)} left out")
+        output.remark(
+            f"{units.counted(long.count, 'long line')} ({long.treatment}), {units.size(long.left_out_bytes)} left out"
+        )
 
 
 class _Sending:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from .. import units
 from ..errors import InvalidRequest, UnknownGroup
 from ..groups.group_settings import GROUP_KEYS
 from ..wire.requests import EARLIEST, LATEST
@@ -162,7 +163,7 @@ def _standing(description: dict[str, Any]) -> str:
         return "there is no such group yet, but settings for it"
     if not count:
         return f"{description['state']}, no members"
-    return f"{description['state']}, {description['protocol']} protocol, {count} member{'s' if count != 1 else ''}"
+    return f"{description['state']}, {description['protocol']} protocol, {units.counted(count, 'member')}"
 
 
 @app.command()
@@ -350,7 +351,7 @@ def _resting(asked: Cluster, group: str) -> bool:
     except UnknownGroup:
         return False
     if members := description["members"]:
-        raise InvalidRequest(f"group {group!r} has {len(members)} members running: stop them first")
+        raise InvalidRequest(f"group {group!r} has {units.counted(len(members), 'running member')}: stop them first")
     return bool(description["state"] != CONFIGURED)
 
 

@@ -207,7 +207,7 @@ def _print_tables(seen: dict[str, Any]) -> None:
         output.print_rows(seen["removals"], ["topic", "partitions", "whole"], title="Being deleted")
     if trash := seen["trash"]["topics"]:
         output.say()
-        held = f"{units.size(seen['trash']['bytes'])} in {trash} deleted topic{'s' if trash != 1 else ''}"
+        held = f"{units.size(seen['trash']['bytes'])} in {units.counted(trash, 'deleted topic')}"
         output.say(f"trash: {held} that can be brought back: `appliance topics trash`")
     if seen["partitions"]:
         output.say()

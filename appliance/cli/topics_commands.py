@@ -67,8 +67,8 @@ def create(
     if as_json:
         output.print_json(described[0] if described else {"name": name})
     else:
-        count = len(described[0]["partitions"]) if described else partitions
-        output.say(f"created {name} with {count} partition{'s' if count != 1 else ''}")
+        of = f" with {units.counted(len(described[0]['partitions']), 'partition')}" if described else ""
+        output.say(f"created {name}{of}")
 
 
 @app.command(name="list")
@@ -191,7 +191,8 @@ def trim(
         if not dry_run:
             if any(row["bytes"] for row in rows):
                 lost = [
-                    f"{name}-{row['partition']}: {row['messages']:,} messages, {units.size(row['bytes'])}"
+                    f"{name}-{row['partition']}: {units.counted(row['messages'], 'message')},"
+                    f" {units.size(row['bytes'])}"
                     f"{_unread_text(row['unread'])}"
                     for row in rows
                     if row["bytes"]
@@ -385,7 +386,7 @@ def _say_back(back: Mapping[str, Any], as_json: bool) -> None:
         output.print_json(back)
         return
     count = back["partitions"]
-    output.say(f"{back['name']} is back with {count} partition{'s' if count != 1 else ''}")
+    output.say(f"{back['name']} is back with {units.counted(count, 'partition')}")
 
 
 @app.command()
@@ -459,7 +460,9 @@ def _deleted_row(topic: dict[str, Any], unread: Mapping[tuple[str, int], Mapping
 
 
 def _size_text(row: Mapping[str, Any]) -> str:
-    messages = "messages whose number is not known" if row["messages"] is None else f"{row['messages']:,} messages"
+    messages = (
+        "messages whose number is not known" if row["messages"] is None else units.counted(row["messages"], "message")
+    )
     return messages if row["bytes"] is None else f"{messages}, {units.size(row['bytes'])}"
 
 

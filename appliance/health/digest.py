@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from ..units import duration, size
+from ..units import counted, duration, size
 from .alerts import DIGEST, AlertState, Event, Figures, add_event
 
 LEVEL: Final = "info"
@@ -76,5 +76,5 @@ def _traffic(before: Figures, now: Figures) -> str:
         max(0, getattr(now, name) - getattr(before, name)) for name in ("received_bytes", "fetched_bytes")
     )
     messages = max(0, now.messages - before.messages)
-    text = f"{messages:,} messages ({size(received)}) came in, {size(fetched)} were fetched"
+    text = f"{counted(messages, 'message')} ({size(received)}) came in, {size(fetched)} were fetched"
     return text if now.started == before.started else f"{text} since the appliance was started"

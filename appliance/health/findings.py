@@ -25,7 +25,7 @@ from ..machine_limits import CONNECTIONS_MAX, DESCRIPTORS, DISK, PER_ADDRESS_MAX
 from ..partition_states import DAMAGED, DISK_FULL, OFFLINE, OPENING, STATE_NAMES, damage_text
 from ..security.audit_log import Reason
 from ..security.principals import ANONYMOUS
-from ..units import duration, size
+from ..units import counted, duration, size
 from . import conditions
 from .conditions import CONDITIONS, CRITICAL, Condition
 from .host import Host, LogUse
@@ -849,7 +849,7 @@ class _Late(NamedTuple):
 
     @property
     def text(self) -> str:
-        return f"{self.messages:,} messages, {duration(self.seconds)}"
+        return f"{counted(self.messages, 'message')}, {duration(self.seconds)}"
 
 
 def _groups(seen: Seen) -> Iterator[Finding]:

@@ -115,7 +115,7 @@ def test_positions_are_refused_where_they_would_do_harm(grouped: Server, topic: 
         consumer.create_message_streams({topic: 1})
         wait_for(lambda: len(consumer.owned) == 1, "a member to own the partition")
         said = run(*importing)
-        assert said.status == 65 and "1 members running" in said.err
+        assert said.status == 65 and "has 1 running member:" in said.err
     positions["groups"][0]["offsets"][0]["offset"] = 1 << 40
     file.write_text(json.dumps(positions))
     assert "outside of" in succeeding(*importing).err

@@ -119,3 +119,9 @@ def test_a_narrow_terminal_gets_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     output.print_rows([{"topic": "a", "end": 1}], ["topic", "end"])
     assert "┃" in terminal.getvalue(), "what fits is a table"
+
+
+def test_one_of_a_thing_is_not_many() -> None:
+    assert [units.counted(number, "message") for number in (0, 1, 2, 1234)] == [
+        *("0 messages", "1 message", "2 messages", "1,234 messages")
+    ]

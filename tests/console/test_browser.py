@@ -85,6 +85,8 @@ def test_lag_moves(page: Browser, server: Server) -> None:
     page.wait("document.querySelectorAll('.table')[0].querySelectorAll('tbody tr').length === 2")
     page.wait("document.querySelector('.alert h3')?.innerText.includes('group reports lags by')", "why it stands still")
     assert page.evaluate("document.querySelector('tbody td[data-label=\"Read by\"]').innerText") == "nobody"
+    next_one = page.evaluate("document.querySelector('tbody td[data-label=\"Committed\"] a').hash")
+    assert next_one.startswith("#/topics/web?start=offset&partition="), "what it may be stuck at is one click away"
     shoot(page, "group")
 
 
