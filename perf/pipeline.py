@@ -379,7 +379,7 @@ class Lateness:
     def look(self) -> None:
         for version, told in self._fresh("events", Path(self._settings.output.path) / "events"):
             if COMMIT_KEY in told:
-                self._ends[version] = decode_record(told[COMMIT_KEY]).ends
+                self._ends[version] = decode_record(told[COMMIT_KEY], "events").ends
                 self._note("events", self._ends[version])
             else:
                 self._ends[version] = self._ends.get(version - 1, {})

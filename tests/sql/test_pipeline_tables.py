@@ -45,7 +45,8 @@ def carry_out(made: Settings, batch: int, first: dict[int, int]) -> dict[int, in
                 files.add(Transform(made).run(rows).rows)
     files.flush()
     reader.close()
-    store.commit(BatchRecord(batch, read=topics_read({topic: described.id}, ranges)), files.files)
+    since = {topic: {key.partition: begin for key, (begin, _) in ranges.items()}}
+    store.commit(BatchRecord(batch, read=topics_read({topic: described.id}, ranges), since=since), files.files)
     return {key.partition: stop for key, (_, stop) in ranges.items()}
 
 

@@ -7,10 +7,10 @@ A record is stored with the rows of its micro-batch in the same commit: in its `
      "read": {"web": {"id": "9d31", "ranges": {"0": [100, 250], "1": [80, 80]}}}}
 
 ``read`` has the range of offsets of every partition that the table has ever read, also of those from which this
-micro-batch has read nothing: the last record alone says where to continue.  A micro-batch that goes back (``backfill``)
-has the ranges that it has read in ``back``: they end where ``since`` was, and begin where it is now.  Delta's log
-forgets commits after days; so a copy of the last record stands beside the table, which counts where its number is that
-of the table.
+micro-batch has read nothing: the last record alone says where to continue.  ``since`` has each of them, too.  A
+micro-batch that goes back (``backfill``) has the ranges that it has read in ``back``: they end where ``since`` was, and
+begin where it is now.  Delta's log forgets commits after days; so a copy of the last record stands beside the table,
+which counts where its number is that of the table.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
+from ...errors import BadValue
 from ...log_access.ranges import Positions
 from ...names import TopicPartition
 from .output_files import OutputFiles
@@ -52,6 +53,16 @@ class BatchRecord(msgspec.Struct, frozen=True):
     parsing: str = ""
     since: dict[str, dict[int, int]] = {}
     back: dict[str, dict[int, tuple[int, int]]] = {}
+
+    def __post_init__(self) -> None:
+        """A record that does not say where reading began would let ``backfill`` read again what the table has.
+
+        Raises:
+            ValueError: ``since`` lacks a partition of ``read``.
+        """
+        for topic, topic_read in self.read.items():
+            if lacking := topic_read.ranges.keys() - self.since.get(topic, {}).keys():
+                raise ValueError(f"since: {topic}-{min(lacking)} is not in it")
 
     @property
     def ends(self) -> Positions:
@@ -88,9 +99,19 @@ class BatchRecord(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(BatchRecord).decode
 
 
-def decode_record(text: str | bytes) -> BatchRecord:
-    """Raises msgspec.DecodeError if it is none."""
-    return _decode(text)
+def decode_record(text: str | bytes, where: str) -> BatchRecord:
+    """The record that a commit has; ``where`` is named in errors.
+
+    Raises:
+        BadValue: it is none, or one of an earlier release.
+    """
+    try:
+        return _decode(text)
+    except msgspec.DecodeError as error:
+        raise BadValue(
+            f"{where}: what a commit says of the offsets that were read cannot be used ({error}): "
+            "use another output.path, or restore the table from a copy"
+        ) from None
 
 
 def topics_read(ids: Mapping[str, str], ranges: Mapping[TopicPartition, tuple[int, int]]) -> dict[str, TopicRead]:

@@ -71,7 +71,7 @@ class DeltaStore:
                 if entry["operation"] == "RESTORE":
                     bound, restored = _restored_to(entry, self._files.uri(EVENTS)), True
                 elif COMMIT_KEY in entry:
-                    return Found(decode_record(entry[COMMIT_KEY]), restored)
+                    return Found(decode_record(entry[COMMIT_KEY], self._files.uri(EVENTS)), restored)
         batch, copy = self._transaction(), load_copy(self._files)  # the log was cleaned up
         if copy is not None and copy.batch == batch:
             return Found(copy, False)

@@ -67,7 +67,7 @@ class Letters(CommitFollower):
     def messages(self, told: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
         if not self.has_messages(told, entries):
             return
-        ids = {topic: read.id for topic, read in decode_record(told[COMMIT_KEY]).read.items()}
+        ids = {topic: read.id for topic, read in decode_record(told[COMMIT_KEY], EVENTS).read.items()}
         for entry in entries:
             if "add" in entry and _has_rejected(entry["add"]):
                 rows = self.rows(entry["add"], COLUMNS)

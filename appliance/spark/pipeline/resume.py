@@ -101,7 +101,7 @@ def decide(
                 conflicts += [conflict] if conflict is not None else []
                 at = read.ranges[partition][1] if conflict is None else conflict.resumed
                 if record is not None and is_same(read.id, log.id):
-                    begun_at = record.since.get(topic, {}).get(partition)
+                    begun_at = record.since[topic][partition]
             ranges[TopicPartition(topic, partition)] = (at, at)
             since.setdefault(topic, {})[partition] = at if begun_at is None else min(at, begun_at)
     kept = {topic: _continued(read) for topic, read in recorded.items() if topic not in logs}

@@ -81,8 +81,7 @@ def verify(settings: Settings) -> Iterator[Compared]:
                 continue
             rows = _Rows(events, key, topic in joined)
             start, log_end = log.bounds[partition]
-            begun = record.since.get(topic, {}).get(partition)
-            first = max(start, rows.first(end) if begun is None else begun)
+            first = max(start, record.since[topic][partition])
             yield _compare(access, key, rows, (first, min(end, log_end)), log_end)
     finally:
         access.close()
@@ -102,14 +101,6 @@ class _Rows:
         self._events = events
         self._of = (pc.field("topic") == key.topic) & (pc.field("partition") == key.partition)
         self.joined = joined and LINES in events.schema.names
-
-    def first(self, end: int) -> int:
-        """The lowest offset; ``end`` if there is none."""
-        lowest = end
-        for batch in self._events.to_batches(columns=["offset"], filter=self._of):
-            if len(batch):
-                lowest = min(lowest, int(pc.min(batch.column(0)).as_py()))
-        return lowest
 
     def between(self, first: int, end: int) -> pa.Table:
         """Offset, time and number of lines of those from ``first`` to before ``end``."""

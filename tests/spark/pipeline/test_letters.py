@@ -61,7 +61,8 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
 
 def micro_batch(made: Settings, number: int, raw: bytes) -> None:
     """A line that a parser took, and one that none took."""
-    record = BatchRecord(number, "run", {"t": TopicRead("id", {0: (2 * number, 2 * number + 2)})})
+    read = {"t": TopicRead("id", {0: (2 * number, 2 * number + 2)})}
+    record = BatchRecord(number, "run", read, since={"t": {0: 0}})
     now = datetime.now(UTC)
     rows = {
         "topic": ["t", "t"],

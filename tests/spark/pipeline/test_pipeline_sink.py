@@ -74,7 +74,8 @@ def micro_batch(
     read: Mapping[str, TopicRead] = {},
 ) -> None:
     beginning = begun(made)
-    record = BatchRecord(batch, beginning.run, read=dict(read))
+    since = {topic: dict.fromkeys(found.ranges, 0) for topic, found in read.items()}
+    record = BatchRecord(batch, beginning.run, read=dict(read), since=since)
     works = [Job(made, beginning, batch, number).run(iter(given), record) for number, given in enumerate(tasks)]
     commit(made, beginning, works)
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.spark.pipeline.batch_record import BEGINNING, BatchRecord, TopicRead
+from appliance.errors import BadValue
+from appliance.spark.pipeline.batch_record import BEGINNING, BatchRecord, TopicRead, decode_record
 from appliance.spark.pipeline.resume import (
     Resumption,
     TopicLog,
@@ -22,7 +23,7 @@ from appliance.spark.pipeline.resume import (
 
 
 def record(batch: int, first: int, end: int, id: str = "A", run: str = "r", topic: str = "t") -> BatchRecord:
-    return BatchRecord(batch, run, {topic: TopicRead(id, {0: (first, end)})})
+    return BatchRecord(batch, run, {topic: TopicRead(id, {0: (first, end)})}, since={topic: {0: first}})
 
 
 def log(start: int, end: int, id: str = "A") -> dict[str, TopicLog]:
@@ -37,7 +38,7 @@ def resumed(found: Resumption) -> int:
 def test_a_first_run_begins_where_the_settings_say(latest: bool, at: int) -> None:
     found = decide(None, log(10, 50), latest)
     assert found.first and not found.conflicts
-    assert found.begun == msgspec.structs.replace(record(BEGINNING, at, at, run=""), since={"t": {0: at}})
+    assert found.begun == record(BEGINNING, at, at, run="")
 
 
 def test_what_was_not_read_before_is_read_from_its_start() -> None:
@@ -45,8 +46,10 @@ def test_what_was_not_read_before_is_read_from_its_start() -> None:
     found = decide(record(4, 10, 30), logs, True)
     assert found.begun.ends == {("t", 0): 30, ("t", 1): 5, ("new", 0): 3} and not found.first
     assert found.begun.read["new"].id == "N" and not found.conflicts
-    assert found.begun.since == {"t": {0: 30, 1: 5}, "new": {0: 3}}
-    again = decide(msgspec.structs.replace(found.begun, since={"t": {0: 7, 1: 5}, "gone": {0: 1}}), logs, True).begun
+    assert found.begun.since == {"t": {0: 10, 1: 5}, "new": {0: 3}}
+    again = decide(
+        msgspec.structs.replace(found.begun, since={"t": {0: 7, 1: 5}, "new": {0: 3}, "gone": {0: 1}}), logs, True
+    ).begun
     assert again.since == {"t": {0: 7, 1: 5}, "new": {0: 3}, "gone": {0: 1}}, "it stays as long as the log does"
     other = decide(again, logs | {"t": TopicLog("B", {0: (2, 9)})}, True).begun
     assert other.since["t"] == {0: 2}
@@ -54,7 +57,9 @@ def test_what_was_not_read_before_is_read_from_its_start() -> None:
 
 def test_a_topic_that_is_no_source_now_keeps_its_place() -> None:
     found = decide(
-        BatchRecord(4, "r", record(4, 10, 30).read | record(4, 0, 7, topic="old").read),
+        BatchRecord(
+            4, "r", record(4, 10, 30).read | record(4, 0, 7, topic="old").read, since={"t": {0: 10}, "old": {0: 0}}
+        ),
         log(0, 40),
         False,
     )
@@ -142,6 +147,15 @@ def test_what_retention_has_removed_meanwhile_is_not_gone_back_to() -> None:
 
 
 def test_a_log_that_has_lost_its_end_to_before_the_beginning_begins_there() -> None:
-    was = msgspec.structs.replace(record(4, 50, 70), since={"t": {0: 50}})
-    found = decide(was, log(0, 40), False)
+    found = decide(record(4, 50, 70), log(0, 40), False)
     assert (resumed(found), found.begun.since) == (40, {"t": {0: 40}}), "from 40 on lines come as new ones"
+
+
+def test_a_record_that_does_not_say_since_when_is_none() -> None:
+    """Its backfill would read again what the table has."""
+    whole = record(4, 50, 70).encode()
+    assert decode_record(whole, "events") == record(4, 50, 70)
+    for lacks in (whole.replace('"since":{"t":{"0":50}}', '"since":{}'), whole.replace('{"0":50}', "{}"), "{", "[]"):
+        assert lacks != whole
+        with pytest.raises(BadValue, match="events: what a commit says of the offsets that were read cannot be used"):
+            decode_record(lacks, "events")
