@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from msgspec import Meta
 
 from ...names import TopicPartition
-from .event_questions import Questions, micros, text
+from .event_questions import Questions, micros, step_of, text
 from .events import calendar, rejected
 from .expiry import Expired, expired
 from .multiline import ARRIVALS
@@ -147,6 +147,7 @@ def _arrived(asked: Questions, topics: list[str], window_us: int) -> dict[tuple[
             f"{rows} and {ARRIVALS} is null union all "
             f"select topic, unnest({ARRIVALS}) as at from events where {of_topics} and {ARRIVALS} is not null"
         )
-    start = f"{micros('at')} / {window_us} * {window_us}"
-    counts = asked.rows(f"select topic, {start} as start, count(*) as messages from ({rows}) group by 1, 2")
+    counts = asked.rows(
+        f"select topic, {step_of(micros('at'), window_us)} as start, count(*) as messages from ({rows}) group by 1, 2"
+    )
     return {(row["topic"], row["start"]): row["messages"] for row in counts}

@@ -89,3 +89,8 @@ def text(value: str) -> str:
 def micros(column: str) -> str:
     """A column of times as whole microseconds since 1970, in SQL."""
     return f"arrow_cast({column}, 'Int64')"
+
+
+def step_of(at: str, step_us: int) -> str:
+    """The beginning of the step of time that a number of microseconds is in, in SQL; / does not round down."""
+    return f"({at} - ({at} % {step_us} + {step_us}) % {step_us})"

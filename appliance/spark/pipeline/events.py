@@ -444,7 +444,7 @@ def by_topic(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """
     place = batch.schema.get_field_index("timestamp")
     stamps = batch.column(place)
-    if not within(stamps):
+    if not within(stamps, 0):
         micros = np.clip(stamps.cast(pa.int64()).to_numpy(zero_copy_only=False), 0, MICROS_MAX)
         batch = batch.set_column(place, "timestamp", pa.array(micros).cast(MICROS))
     topics = batch.column("topic").dictionary_encode()

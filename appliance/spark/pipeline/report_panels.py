@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from .audit_verdicts import Window
 from .columns import COMMON, ERRORS
-from .event_questions import Questions, micros, text
+from .event_questions import Questions, micros, step_of, text
 from .events import CALENDAR, COLUMN_ERRORS, PROVENANCE
 from .line_counts import PLAIN_REASON
 from .quality import UNEXPECTED
@@ -94,7 +94,7 @@ class Asked:
     @property
     def step(self) -> str:
         """The beginning of the step of time that a line is in, in SQL."""
-        return f"{micros('time')} / {self.whole.step_us} * {self.whole.step_us}"
+        return step_of(micros("time"), self.whole.step_us)
 
     @property
     def said(self) -> str:
@@ -233,7 +233,7 @@ def _sessions(asked: Asked) -> Iterator[Panel]:
             continue
         at, gap = micros("time"), GAP_S * 1_000_000
         sql = (
-            f"select begun / {asked.whole.step_us} * {asked.whole.step_us} as at, count(*) as sessions, "
+            f"select {step_of('begun', asked.whole.step_us)} as at, count(*) as sessions, "
             f"approx_percentile_cont(lasted, 0.5) / 1e6 as median_s\nfrom (\n"
             f"    select min(at) as begun, max(at) - min(at) as lasted\n    from (\n"
             f"        select {owner}, at, sum(fresh) over (partition by {owner} order by at) as number\n"

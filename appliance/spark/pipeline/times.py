@@ -6,7 +6,7 @@ column.  Columns with many different ISO texts, or numbers, are first given to A
 The formats::
 
     iso                 2026-11-20T10:00:00.123+01:00, also with a blank, a comma, UTC or a zone's own abbreviation
-    epoch               seconds, milliseconds, microseconds or nanoseconds since 1970, by their size
+    epoch               seconds, milliseconds, microseconds or nanoseconds since 1970, by their size; - is before it
     epoch_s, _ms, _us, _ns      one of these
     clf                 20/Nov/2026:10:00:00 +0100, as access logs have it
     rfc1123             Fri, 20 Nov 2026 10:00:00 GMT
@@ -35,8 +35,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 MICROS: Final = pa.timestamp("us", tz="UTC")
+MICROS_MIN: Final = -2_208_988_800_000_000
 MICROS_MAX: Final = 221_845_392_000_000_000
-"""The year 9000.  Later times, and those before 1970, are invalid: windows must end within 9999, as Python's dates."""
+"""The years 1900 and 9000.  Times outside of these are invalid: clocks that nobody has set say 0001 or 1601, and
+windows must end within 9999, as Python's dates."""
 CACHED_MAX: Final = 100_000
 VECTOR_MIN: Final = 256
 """From so many different texts Arrow's own parsers are tried."""
@@ -59,7 +61,7 @@ _RFC1123 = re.compile(
 _RFC3164 = re.compile(rf"({_MONTH}) ([ \d]\d) (\d\d):(\d\d):(\d\d)(\.\d{{1,6}})?")
 _NGINX = re.compile(r"(\d{4})/(\d\d)/(\d\d) (\d\d):(\d\d):(\d\d)")
 _APACHE = re.compile(rf"[A-Z][a-z]{{2}} ({_MONTH}) ([ \d]?\d) (\d\d):(\d\d):(\d\d)(\.\d{{1,6}})? (\d{{4}})")
-_NUMBER = re.compile(r"\d{1,19}(\.\d*)?")
+_NUMBER = re.compile(r"(-?)(\d{1,19})(?:\.(\d*))?")
 _NAMED = re.compile(r"(\d{4}-?\d\d-?\d\d[T ][\d:.,]+) ?(?:([+-]\d\d:?\d\d) )?([A-Z]{1,5})")
 """ISO with a zone that ISO does not have: a blank before it, or an abbreviation, as PostgreSQL and Go write it."""
 _BLANK = re.compile(r"(\d{4}-\d\d-\d\d[T ][\d:.,]+) ([+-]\d\d(?::?\d\d)?)")
@@ -140,7 +142,7 @@ class Times:
                     break
             except (ValueError, OverflowError):
                 pass
-        if micros is not None and not 0 <= micros <= MICROS_MAX:
+        if micros is not None and not MICROS_MIN <= micros <= MICROS_MAX:
             micros = None
         self._known[text] = micros
         return micros
@@ -150,11 +152,11 @@ def _all(texts: pa.Array, pattern: str) -> bool:
     return bool(pc.all(pc.match_substring_regex(texts, pattern)).as_py())
 
 
-def within(times: pa.Array) -> bool:
-    """Whether all times are between 1970 and MICROS_MAX."""
+def within(times: pa.Array, first_us: int = MICROS_MIN) -> bool:
+    """Whether all times are between this one and MICROS_MAX."""
     ends = pc.min_max(times.cast(pa.int64()))
     least, most = ends["min"].as_py(), ends["max"].as_py()
-    return least is None or (least >= 0 and most <= MICROS_MAX)
+    return least is None or (least >= first_us and most <= MICROS_MAX)
 
 
 def _unit(ends: pa.Scalar) -> float:
@@ -209,12 +211,13 @@ def _epoch(text: str, _: datetime, __: ZoneInfo) -> datetime | None:
 
 def _since(text: str, factor: float) -> datetime | None:
     """``factor``: microseconds of the unit; 0: by the size of the number."""
-    if not _NUMBER.fullmatch(text):
+    number = _NUMBER.fullmatch(text)
+    if number is None:
         return None
-    whole, _, fraction = text.partition(".")
-    factor = factor or _size(float(text))
-    micros = int(whole) * int(factor) if factor >= 1 else int(whole) // 1000
-    return EPOCH + timedelta(microseconds=micros + round(float(f"0.{fraction or 0}") * factor))
+    sign, digits, fraction = number.groups()
+    factor, whole = factor or _size(float(digits)), int(sign + digits)
+    micros = whole * int(factor) if factor >= 1 else whole // 1000
+    return EPOCH + timedelta(microseconds=micros + round(float(f"{sign}0.{fraction or 0}") * factor))
 
 
 def _epoch_of(name: str) -> Parse:

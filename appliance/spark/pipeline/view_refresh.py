@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset
 import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
@@ -191,7 +191,8 @@ class Refresher:
     ) -> DataFrame:
         rows = _of_times(self._rows(files, events.schema, place / "lines"), "time", ranges)
         with self._unchecked():
-            start = f"timestamp_micros(unix_micros(time) div {view.window_us} * {view.window_us})"
+            at = "unix_micros(time)"
+            start = f"timestamp_micros({at} - pmod({at}, {view.window_us}))"  # div does not round down before 1970
             rows = rows.withColumn("start", f.expr(start))
         return self._answer(EVENTS, rows, sql)
 
@@ -368,8 +369,8 @@ def _pieces(paths: Sequence[str], unit_us: int) -> list[int] | None:
     for path in paths:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(columns=["time"]):
-                times = pc.divide(batch.column(0).cast(pa.int64()), unit_us)
-                found.update(pc.unique(times).to_pylist())
+                times = batch.column(0).cast(pa.int64()).to_numpy(zero_copy_only=False)
+                found.update(np.unique(times // unit_us).tolist())  # Arrow does not round down before 1970
                 if len(found) > WINDOWS_MAX:
                     return None
     return sorted(found)

@@ -16,7 +16,9 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from appliance.errors import BadValue
+from appliance.spark.pipeline.event_questions import questions
 from appliance.spark.pipeline.report import write, zone_of
+from appliance.spark.pipeline.report_panels import Asked
 from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.state_directory import Progress, State
 from appliance.spark.pipeline.svg_charts import Span, duration, label_of, number, step_for, time_ticks
@@ -121,6 +123,16 @@ def test_the_page_says_what_its_numbers_are(tmp_path: Path) -> None:
     assert found.names.count("details") == 8, "each question to events is there"
     assert {link.removeprefix("#") for link in found.links} == set(found.ids), "links lead to panels of the page"
     assert len(set(found.ids)) == len(found.ids)
+
+
+def test_lines_from_before_1970_are_in_the_step_in_which_they_were(tmp_path: Path) -> None:
+    first = datetime(1969, 12, 31, 23, 30, tzinfo=UTC)
+    made = written(tmp_path, [line(first + timedelta(seconds=45 + 60 * place), host="h") for place in range(60)])
+    text = write(made, made.state_dir, NOW).read_text()
+    assert "60 lines, 0 of them rejected, 1969-12-31 23:30:30 to 1970-01-01 00:30:00 UTC; each bar: 30 s" in text
+    asked = Asked(questions(made), made, (None, None), UTC)  # type: ignore[arg-type]
+    rows = asked.questions.rows(f"select {asked.step} as at, count(*) as n from events group by 1 order by 1")
+    assert [row["at"] for row in rows] == [place * 60_000_000 + 30_000_000 for place in range(-30, 30)]
 
 
 def test_nothing_is_green_where_nothing_is_audited(tmp_path: Path) -> None:
