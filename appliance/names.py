@@ -36,6 +36,8 @@ PROTOCOL_BYTES_MAX: Final = 255
 CLIENT_ID_CHARACTERS_MAX: Final = 255
 NOTE_BYTES_MAX: Final = 4096
 """As Kafka's ``offset.metadata.max.bytes``."""
+PIPELINE_NOTE: Final = "appliance pipeline "
+"""How the metadata of offsets begins in which a pipeline says what it leaves undone; its name follows, and why."""
 SUBSCRIPTION_BYTES_MAX: Final = 256 * 1024
 ASSIGNMENT_BYTES_MAX: Final = 256 * 1024
 PARTITION_MAX: Final = 2**31 - 1

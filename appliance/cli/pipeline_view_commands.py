@@ -34,7 +34,7 @@ ViewArgument = Annotated[str, typer.Argument(metavar="VIEW", help="Name of its f
 
 
 def views(config: PipelineArgument, as_json: JsonOption = False) -> None:
-    """List the views: how far each is behind the events, and what the next refresh does.
+    """List the views: how far each is behind the events, what the next refresh does, and why the last one failed.
 
     A view is a file of SQL in the directory `views.path`, over the table `events`; its answer is kept as a table, in
     `views` beside that of the events. `appliance pipeline example --views DIR` writes some to start from.
@@ -45,9 +45,10 @@ def views(config: PipelineArgument, as_json: JsonOption = False) -> None:
     """
     settings = load(config, None, None)
     from ..spark.pipeline.event_versions import EventVersions
+    from ..spark.pipeline.troubles import Troubles
     from ..spark.pipeline.view_states import orphans, state_of
 
-    definitions = defined(settings)
+    definitions, troubles = defined(settings), Troubles(settings)
     events = EventVersions(settings.output)
     rows: list[dict[str, Any]] = []
     for view in definitions:
@@ -61,7 +62,7 @@ def views(config: PipelineArgument, as_json: JsonOption = False) -> None:
                 "window_ms": view.window_us // 1000,
                 "cadence_ms": view.cadence_ms,
                 "keys": ", ".join(view.keys),
-                "text": STATES[view_state.state] or view.about,
+                "text": troubles.of_view(view.name) or STATES[view_state.state] or view.about,
             }
         )
     rows += [{"view": name, "state": "orphan", "text": STATES["orphan"]} for name in orphans(settings)]

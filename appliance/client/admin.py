@@ -359,10 +359,16 @@ class Admin:
         self._cluster.refresh({topic for topic, _ in asked})
         return self._cluster.offsets(dict.fromkeys(asked, timestamp))
 
-    def commit(self, group: str, offsets: Mapping[tuple[str, int], int] | Mapping[TopicPartition, int]) -> None:
-        """Set the committed offsets of a group.  Running members continue where they are until they are restarted."""
+    def commit(
+        self, group: str, offsets: Mapping[tuple[str, int], int] | Mapping[TopicPartition, int], note: str = ""
+    ) -> None:
+        """Set the committed offsets of a group.  Running members continue where they are until they are restarted.
+
+        ``note``: what is kept with each of them, as Kafka's metadata, of at most 4096 bytes.
+        """
         rows = [[topic, partition, offset] for (topic, partition), offset in arguments.offsets(offsets).items()]
-        self._ask("commit", group=arguments.group_name(group), offsets=rows)
+        said = {"note": arguments.text("note", note)} if note else {}
+        self._ask("commit", group=arguments.group_name(group), offsets=rows, **said)
 
     def delete_offsets(self, group: str, partitions: Iterable[tuple[str, int]] | None = None) -> None:
         """Delete the group's offsets of these partitions; without partitions, the whole group."""

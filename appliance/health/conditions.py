@@ -548,7 +548,14 @@ INPUT_WAITS = Condition(
     symptom="lines of a file, or of a sender, do not come",
     seen="what the inputs say that is in their way; addresses that the supervisor cannot bind",
 )
-
+PIPELINE_INCOMPLETE = Condition(
+    *("PipelineIncomplete", WARNING, "groups"),
+    "mend what the reason names: the file of a view, the webhook of an alert, the topic of dead letters; a pipeline"
+    " that runs tries again by itself, else `appliance pipeline refresh CONFIG.toml` does; if nobody runs it any more:"
+    " `appliance groups delete GROUP`",
+    symptom="a table of a pipeline has no newer rows, or nobody is told of its alerts",
+    seen="what a pipeline says, in the note of its committed offsets, that it could not do after a commit",
+)
 ALERTS_UNDELIVERED = Condition(
     *("AlertsUndelivered", WARNING, "alerts-without-prometheus"),
     "see that alerts.webhook can be reached from this host, or that alerts.sendmail sends mail; it is tried again by"
@@ -564,7 +571,7 @@ CONDITIONS: Final = (
     *(LIMIT_REACHED, LIMIT_LOW, ACTION_REFUSED),
     *(PROCESS_HANGS, PROCESS_DIES, PROCESS_RESTARTED, PROCESS_WAITS, PROCESS_BUSY, PROCESS_SPINS),
     *(CLIENTS_REFUSED, FLOOD, GROUP_LAGS, GROUP_LOST, GROUPS_UNKNOWN, TRANSACTION_LATE, TRANSACTION_HANGS),
-    *(INPUT_WAITS, RELOAD_FAILED, INSECURE, WITHOUT_RULES),
+    *(INPUT_WAITS, PIPELINE_INCOMPLETE, RELOAD_FAILED, INSECURE, WITHOUT_RULES),
     *(CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRES, CERTIFICATE_UNUSABLE, CLOCK_FREE, ALERTS_UNDELIVERED),
     *(REQUEST_ERRORS, SLOW_FLUSHES, MEMORY_AWAITED),
 )

@@ -22,6 +22,7 @@ from ..config import ARENA_BYTES_MAX, KEYS
 from ..config_keys import GIB, MIB
 from ..launch import Launch
 from ..machine_limits import CONNECTIONS_MAX, DESCRIPTORS, DISK, PER_ADDRESS_MAX
+from ..names import PIPELINE_NOTE
 from ..partition_states import DAMAGED, DISK_FULL, OFFLINE, OPENING, STATE_NAMES, damage_text
 from ..security.audit_log import Reason
 from ..security.principals import ANONYMOUS
@@ -909,6 +910,25 @@ def _lost(seen: Seen) -> Iterator[Finding]:
             yield _finding(conditions.GROUP_LOST, what, why, f"keep more; it ends with {reset}")
 
 
+def _pipelines(seen: Seen) -> Iterator[Finding]:
+    """Pipelines say what they leave undone in the notes of their offsets."""
+    findings = []
+    for group in seen.groups.rows if seen.groups is not None else ():
+        notes = dict.fromkeys(row.get("note", "") for row in group["partitions"])
+        for note in notes:
+            if note.startswith(PIPELINE_NOTE):
+                name, _, why = note.removeprefix(PIPELINE_NOTE).partition(": ")
+                delete = seen.command("groups", "delete", group["group"])
+                todo = (
+                    "mend what the reason names; a pipeline that runs tries again by itself, else `appliance pipeline"
+                    f" refresh CONFIG.toml` does; if nobody runs it any more: {delete}"
+                )
+                findings.append(
+                    _finding(conditions.PIPELINE_INCOMPLETE, f"pipeline {name} leaves work undone", why, todo)
+                )
+    yield from _bounded(findings, "pipelines leave work undone")
+
+
 RULES: Final[tuple[FindingRule, ...]] = (
     *(
         _state,
@@ -926,7 +946,8 @@ RULES: Final[tuple[FindingRule, ...]] = (
         _processes,
         _deaths,
     ),
-    *(_refusals, _floods, _memory, _groups, _lost, _reload, _insecure, _certificates, _clock, _undelivered),
+    *(_refusals, _floods, _memory, _groups, _lost, _pipelines, _reload),
+    *(_insecure, _certificates, _clock, _undelivered),
 )
 
 

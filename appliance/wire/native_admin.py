@@ -139,7 +139,13 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import InvalidRequest
-from ..names import GROUP_CHARACTERS_MAX, PARTITION_MAX, TOPIC_PATTERN, TRANSACTIONAL_ID_CHARACTERS_MAX
+from ..names import (
+    GROUP_CHARACTERS_MAX,
+    NOTE_BYTES_MAX,
+    PARTITION_MAX,
+    TOPIC_PATTERN,
+    TRANSACTIONAL_ID_CHARACTERS_MAX,
+)
 from ..security.accounts import EXPIRY_MS_MAX
 from ..security.acls import Operation, ResourceType
 from ..security.api_rights import (
@@ -161,6 +167,7 @@ MEMBER_CHARACTERS_MAX: Final = 500
 MemberText = Annotated[str, Meta(max_length=MEMBER_CHARACTERS_MAX)]
 SUBSCRIBED_TOPICS_MAX: Final = 10_000
 PATTERN_CHARACTERS_MAX: Final = 1_000
+Note = Annotated[str, Meta(max_length=NOTE_BYTES_MAX)]
 AnyName = Annotated[str, Meta(max_length=32_767)]
 """Any string of Kafka's protocol.  The code that uses the name checks whether it is legal."""
 Names = Annotated[list[AnyName], Meta(max_length=PARTS_MAX_MAX)]
@@ -360,6 +367,7 @@ class AwaitChange(KnownMember, forbid_unknown_fields=True):
 class CommitOffsets(msgspec.Struct, forbid_unknown_fields=True):
     group: GroupName
     offsets: Annotated[list[tuple[AnyName, PartitionNumber, Offset]], ManyPartitions]
+    note: Note = ""
     forwarded: bool = False
 
 

@@ -1295,6 +1295,8 @@ SHOWN_BY = {
     "TransactionLate": "clients/test_transactions.py::test_a_transaction_that_stays_open_is_named_with_its_remedy",
     "TransactionHangs": "behaviour/test_native_transactions.py::"
     "test_what_hangs_when_zookeeper_has_lost_its_data_is_named_with_its_remedy",
+    "PipelineIncomplete": "spark/pipeline/test_troubles.py::"
+    "test_a_view_that_fails_is_named_by_the_doctor_until_it_is_mended",
     "LimitLow": "behaviour/test_few_descriptors.py::test_few_descriptors_are_a_warning_before_anybody_lacks_one",
     "GroupLost": "cli/test_groups_commands.py::test_what_goes_before_a_group_has_read_it_is_said_before_and_after",
     "RequestErrors": "metrics/test_metrics_server.py::"

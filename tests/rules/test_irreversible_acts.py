@@ -123,6 +123,7 @@ ACTS = {
     ("console/sql_queries.py", "_remove_abandoned"): "of our user, and no process has the pid in its name",
     ("spark/pipeline/state_directory.py", "PidLock.__enter__"): "the file holds a process id; the lock on it is held",
     ("spark/pipeline/state_directory.py", "State.begin"): "Spark's scratch: the output itself has the offsets",
+    ("spark/pipeline/troubles.py", "Troubles.note"): "a note of what a pipeline leaves undone, when it is done",
     ("spark/pipeline/view_refresh.py", "Refresher.__init__"): "what a killed refresh has left: we hold its lock",
     ("spark/pipeline/view_refresh.py", "Refresher._staged"): OWN,
     ("spark/spark_session.py", "build_session"): "scratch of an earlier session, while the pipeline's lock is held",

@@ -35,7 +35,7 @@ from ...groups.group_coordinator import GroupCoordinator
 from ...groups.group_state import GroupState
 from ...groups.store import Commit, RegisteredGroup
 from ...health import host
-from ...names import TopicPartition, check_group
+from ...names import NOTE_BYTES_MAX, TopicPartition, check_group
 from ...partition_states import damage_rows
 from ...retention import lost_bytes
 from ...security.acls import Access, Operation, ResourceType
@@ -313,9 +313,11 @@ class NativeApi:
         ]
         keys = {key for key in {*committed, *owners} if access.describable[key[0]]}
         offsets = {key: committed[key].offset if key in committed else None for key in sorted(keys)}
+        notes = {key: commit.metadata for key, commit in committed.items()}
         measured = await self._measurements.measure({key: offset or 0 for key, offset in offsets.items()})
         rows = [
             {"topic": key.topic, "partition": key.partition, "offset": offset, "owner": owners.get(key, "")}
+            | {"note": notes.get(key, "")}
             | _lag(measured.get(key), offset)
             for key, offset in offsets.items()
         ]
@@ -393,11 +395,13 @@ class NativeApi:
 
     async def _commit(self, request: CommitOffsets, access: Access) -> None:
         offsets: dict[TopicPartition, Commit | None] = {}
+        if len(request.note.encode()) > NOTE_BYTES_MAX:
+            raise InvalidRequest(f"note: {len(request.note.encode())} bytes: at most {NOTE_BYTES_MAX}")
         for topic, partition, offset in request.offsets:
             if offset < 0:
                 raise InvalidRequest(f"offset {offset} of {topic}-{partition}: must be 0 or more")
-            offsets[TopicPartition(topic, partition)] = Commit(offset)
-        arguments = {"group": request.group, "offsets": request.offsets}
+            offsets[TopicPartition(topic, partition)] = Commit(offset, request.note)
+        arguments = {"group": request.group, "offsets": request.offsets, "note": request.note}
         if not await self._groups.carried_out_elsewhere(request.group, "commit", arguments, request.forwarded):
             for error in (await self._groups.commit(request.group, offsets)).values():
                 raise error

@@ -33,6 +33,7 @@ from .repeating import Repeating
 from .settings import Settings
 from .table_files import EVENTS, file_of
 from .tables import owner_of
+from .troubles import ICEBERG, Troubles
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -306,6 +307,7 @@ class IcebergKeeper:
     def __init__(self, settings: Settings, identity: str) -> None:
         self._settings, self._identity = settings, identity
         self._table: IcebergTable | None = None
+        self._troubles = Troubles(settings)
         self._looks = Repeating("iceberg", self.look, WAIT_S)
         self.remark = ""
         """Why the table is behind, or ""."""
@@ -326,8 +328,10 @@ class IcebergKeeper:
             self._table = self._table or IcebergTable(self._settings, self._identity)
             self._table.follow()
             self.remark = ""
+            self._troubles.note(ICEBERG, "")
         except Exception as error:  # whatever it is, the thread goes on, and a run has its result
             text = f"the Iceberg table is behind: {str(error) or type(error).__name__}"
             if text != self.remark:
                 log.warning("%s", text)
             self.remark = text
+            self._troubles.note(ICEBERG, text)

@@ -23,6 +23,7 @@ from .quality import is_dropped
 from .repeating import Repeating
 from .settings import Settings
 from .table_files import EVENTS
+from .troubles import LETTERS, Troubles
 
 SENT: Final = "_letters.json"
 WAIT_S: Final = 1.0
@@ -110,6 +111,7 @@ class LetterKeeper:
 
     def __init__(self, settings: Settings) -> None:
         self._letters = Letters(settings)
+        self._troubles = Troubles(settings)
         self._wanted = bool(settings.dead_letters.topic)
         self.waiting = self._letters.waiting
         self._looks = Repeating("dead letters", self.look, WAIT_S)
@@ -130,8 +132,10 @@ class LetterKeeper:
         try:
             self._letters.send()
             self.remark = self._letters.left_out
+            self._troubles.note(LETTERS, "")
         except Exception as error:  # whatever it is, the thread goes on, and a run has its result
             text = f"dead letters are not sent, the lines are in {EVENTS}: {str(error) or type(error).__name__}"
             if text != self.remark:
                 log.warning("%s", text)
             self.remark = text
+            self._troubles.note(LETTERS, text)

@@ -7,6 +7,7 @@ version of ``events`` (``event_questions``).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -27,6 +28,7 @@ from .startup import ASK_MS, examine, output_lock, raise_refused, topic_logs
 from .state_directory import State
 from .table_files import EVENTS
 from .tables import open_store, owner_of
+from .troubles import Troubles
 from .view_alerts import ViewAlerts
 from .view_states import views_of
 
@@ -150,8 +152,10 @@ def status(settings: Settings) -> Status:
     if record is not None and settings.dead_letters.topic:
         now = datetime.now(UTC)
         remarks += of_letters(Letters(settings), now - LETTERS_LATE if running is not None else now)
+    remarks += Troubles(settings).reasons()
     if stop == "":
-        remarks += of_alerts(settings)
+        with suppress(ConfigFault):  # what is wrong with the views is a trouble
+            remarks += of_alerts(settings)
     recent = state.history()[-RATES_OVER:]
     seconds = sum(progress.seconds for progress in recent) or 1.0
     return Status(
@@ -204,7 +208,7 @@ def _position(key: TopicPartition, offset: int, logs: Mapping[str, TopicLog]) ->
 
 
 def publish(settings: Settings, positions: Positions) -> str:
-    """Commit the offsets as those of a group, for monitoring.  Returns why that failed, or "".
+    """Commit the offsets as those of a group, with what is left undone, for monitoring.  Returns why not, or "".
 
     The pipeline itself continues from its tables, so a failure (as without ZooKeeper) is no error.
     """
@@ -212,7 +216,13 @@ def publish(settings: Settings, positions: Positions) -> str:
         return ""
     try:
         with Admin(settings.pipeline.bootstrap, client_name="pipeline", request_timeout_ms=ASK_MS) as admin:
-            admin.commit(settings.group, positions)
+            admin.commit(settings.group, positions, note=Troubles(settings).as_note())
     except ApplianceError as error:
         return f"offsets are not published: {error}"
     return ""
+
+
+def publish_recorded(settings: Settings) -> str:
+    """As :func:`publish`, of what the table has."""
+    record = open_store(settings).recorded()
+    return publish(settings, record.ends) if record is not None else ""

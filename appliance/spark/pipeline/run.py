@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -36,11 +37,14 @@ from .pipeline_status import Summary, publish, summary
 from .settings import Settings
 from .startup import Beginning, begin, output_lock
 from .state_directory import LINES, READ, Progress, State, progress_of
+from .troubles import Troubles
 from .view_keeper import ViewKeeper
 from .view_states import views_of
 from .writable_places import refuse_unwritable
 
 POLL_S: Final = 0.2  # Spark takes fractions, whatever it declares
+TELL_S: Final = 1.0
+"""How often it looks whether more, or less, is left undone than was told."""
 CAUSE_CHARACTERS_MAX: Final = 300
 _NO_ROOM: Final = re.compile(r"No space left on device(?:: '([^']+)')?")
 _CAUSE: Final = re.compile(r"(Caused by: )?[\w.$]+(Error|Exception|Fault|Interrupt)\b.*: ")
@@ -87,6 +91,7 @@ def run(
         views_of(settings)  # a wrong definition is refused before anything begins
         beginning = begin_with(settings)
         state.begin()
+        Troubles(settings).begin()
         own = session is None
         spark = session or build_session(
             f"pipeline {settings.pipeline.name}",
@@ -101,7 +106,8 @@ def run(
             with iceberg, compactor, keeper, letters:  # left in the other order: after the last compaction
                 running = _Run(settings, state, on_progress, beginning.committed.batch)
                 result = running.follow(start(spark, settings, state, beginning, once))
-            remarks = [result.remark, keeper.remark, letters.remark, iceberg.remark]
+            running.tell()
+            remarks = [running.remark, keeper.remark, letters.remark, iceberg.remark]
             return result._replace(remark="; ".join(filter(None, remarks)))
         finally:
             if own:
@@ -138,7 +144,12 @@ class _Run:
         self._seen = -1
         self._committed = committed
         self._batches = self._rows = self._bytes = 0
-        self._remark = ""
+        self.remark = ""
+        """Why offsets are not published, or ""."""
+        self._ends: Positions = {}
+        self._troubles = Troubles(settings)
+        self._told = ""
+        self._tell_at_s = 0.0
         self._stop = False
 
     def follow(self, query: StreamingQuery) -> Result:
@@ -153,7 +164,7 @@ class _Run:
             query.stop()
         self._look(query)
         seconds = (datetime.now(UTC) - begun).total_seconds()
-        return Result(self._batches, self._rows, self._bytes, seconds, self._remark, summary(self._settings))
+        return Result(self._batches, self._rows, self._bytes, seconds, self.remark, summary(self._settings))
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -183,17 +194,29 @@ class _Run:
                     continue  # there was nothing to do
                 self._seen = fields["batchId"]
                 self._take(*progress_of(fields))
+        if time.monotonic() >= self._tell_at_s:
+            self.tell()
 
     def _take(self, progress: Progress, ends: Positions) -> None:
-        if progress.batch == self._committed:  # Spark's first one in every run, also where nothing is new
-            self._remark = publish(self._settings, ends)
-            return
-        self._batches += 1
-        self._rows += progress.rows
-        self._bytes += progress.bytes
-        self._state.add(progress)
-        self._on_progress(progress)
-        self._remark = publish(self._settings, ends)
+        self._ends = ends
+        if progress.batch != self._committed:  # Spark's first one in every run, also where nothing is new
+            self._batches += 1
+            self._rows += progress.rows
+            self._bytes += progress.bytes
+            self._state.add(progress)
+            self._on_progress(progress)
+        self._publish()
+
+    def tell(self) -> None:
+        """Publish what is left undone where that has changed since the offsets were published."""
+        if self._troubles.as_note() != self._told:
+            self._publish()
+
+    def _publish(self) -> None:
+        note = self._troubles.as_note()
+        self.remark = publish(self._settings, self._ends)
+        self._told = self._told if self.remark else note
+        self._tell_at_s = time.monotonic() + TELL_S
 
 
 def failure(error: StreamingQueryException, state: State) -> ApplianceError:

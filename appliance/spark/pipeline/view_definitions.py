@@ -60,8 +60,16 @@ TAKEN: Final = ("events", "live")
 """Names that `appliance sql` knows: see ``sql/pipeline_tables.py``."""
 KEYS_OF_HEAD: Final = ("window", "keys", "cadence", "topic", "parts")
 _ENTRY: Final = re.compile(r"([a-z]+)\s*:\s*(.*)")
-_PARENTHESES: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`|--[^\n]*|/\*.*?\*/|[()]""", re.DOTALL)
-"""Those of a query, and what may have some that do not count: texts, quoted names, comments."""
+_IGNORED: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`|--[^\n]*|/\*.*?\*/""", re.DOTALL)
+"""What stands in a query and does not count: texts, quoted names, comments."""
+_PARENTHESES: Final = re.compile(rf"{_IGNORED.pattern}|[()]", re.DOTALL)
+"""Those of a query, and what may have some that do not count."""
+_CHANGING: Final = re.compile(
+    r"\b(?:(?:rand|randn|random|randstr|uniform|uuid|shuffle|monotonically_increasing_id|now|curdate"
+    r"|unix_timestamp(?=\s*\(\s*\)))\s*\(|current_(?:date|time|timestamp)\b|localtimestamp\b)",
+    re.IGNORECASE,
+)
+"""Functions whose value no line decides."""
 
 
 class Parts(NamedTuple):
@@ -141,6 +149,12 @@ def parse_view(name: str, text: str, where: str) -> View:
             raise BadValue(f"{where}: keys: {key!r}: name columns of the answer other than start, with commas between")
     if not sql:
         raise BadValue(f"{where}: there is no query below its head")
+    if changing := _CHANGING.search(_IGNORED.sub(" ", sql)):
+        name = changing[0].strip("( ")
+        raise BadValue(
+            f"{where}: {name!r} gives something else each time, and a row must be the same whenever it is computed: "
+            "use times of lines, as time and received"
+        )
     cadence = entries.get("cadence")
     cadence_ms = CADENCE_MS if cadence is None else _duration("cadence", cadence, where)
     parts = _divided(entries["parts"], sql, where) if "parts" in entries else None

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from ...errors import AlreadyRunning
 from .repeating import Repeating
 from .settings import Settings
+from .troubles import DEFINITIONS, Troubles
 from .view_definitions import View
 from .view_refresh import Refresher, refresher
 from .view_states import views_of
@@ -31,6 +32,7 @@ class ViewKeeper:
     def __init__(self, spark: SparkSession, settings: Settings, *, at_end: bool = False) -> None:
         self._spark = spark
         self._settings = settings
+        self._troubles = Troubles(settings)
         self._at_end = at_end
         self._due_s: dict[str, float] = {}
         self._looks = Repeating("views", lambda: self.look(time.monotonic()), WAIT_S)
@@ -55,8 +57,10 @@ class ViewKeeper:
     def look(self, now_s: float) -> None:
         """Refresh the views that are due at this time."""
         try:
-            due = [view for view in views_of(self._settings) if self._due_s.get(view.name, now_s) <= now_s]
+            views = views_of(self._settings)
             self.faults.pop(DIRECTORY, None)
+            self._troubles.keep_views({view.name for view in views})
+            due = [view for view in views if self._due_s.get(view.name, now_s) <= now_s]
             if due:
                 begun_s = time.monotonic()
                 with refresher(self._settings, self._spark) as refreshing:
@@ -68,6 +72,7 @@ class ViewKeeper:
             return  # a rebuild of all: look again
         except Exception as error:  # whatever it is, the thread goes on, and a run has its result
             self._fault(DIRECTORY, _text(error))
+            self._troubles.note(DEFINITIONS, _text(error))
 
     def _interval_s(self, view: View, took_s: float) -> float:
         """From one begin to the next one, so that a row is in the view when it is as old as the cadence says.
@@ -82,6 +87,7 @@ class ViewKeeper:
             refreshed = refreshing.refresh(view)
         except Exception as error:  # of this view only
             self._fault(view.name, _text(error))
+            self._troubles.note_view(view.name, _text(error))
             return
         if refreshed.remark:
             self._fault(view.name, refreshed.remark)

@@ -19,22 +19,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from ...errors import ApplianceError, BadValue
+from ...errors import ApplianceError, BadValue, DiskFull
 from ..spark_session import LIGHT_JVM, build_session
 from .event_versions import EventVersions, RowFile
 from .linked_files import link_files
+from .pipeline_status import publish_recorded
 from .settings import Settings
 from .table_files import EVENTS
+from .troubles import Troubles
 from .view_alerts import ViewAlerts
 from .view_definitions import Parts, View
 from .view_messages import ViewMessages
 from .view_rows import check_rows
-from .view_states import ViewState, state_of_table, views_lock
+from .view_states import ViewState, state_of_table, views_lock, views_of
 from .view_table import PARTS, Basis, Ranges, ViewTable
 
 STAGING: Final = "_views"
@@ -49,6 +51,8 @@ SPARK: Final = {
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",  # else it takes a job to list 33 files
 }
 CAUSE_CHARACTERS_MAX: Final = 500
+CAUSES_MAX: Final = 20
+NO_ROOM: Final = "No space left on device"
 
 
 class Refreshed(NamedTuple):
@@ -75,6 +79,7 @@ class Refresher:
         for key, value in SPARK.items():
             self._spark.conf.set(key, value)
         self._settings = settings
+        self._troubles = Troubles(settings)
         self._pieces: dict[tuple[int, str | None, int], list[int] | None] = {}
         self._staging = Path(settings.output.path) / STAGING
         shutil.rmtree(self._staging, ignore_errors=True)  # what one that was killed has left
@@ -86,7 +91,7 @@ class Refresher:
             BadValue: its query is wrong, or there are no events yet.
             ApplianceError: it is current, and its rows cannot be sent to its topic.
         """
-        return self._refresh(view, since_us=None, whole=False)
+        return self._noted(view, since_us=None, whole=False)
 
     def rebuild(self, view: View, since_us: int | None = None) -> Refreshed:
         """Compute all windows again, or those from a time on; the rows before stay, if it is known what they come from.
@@ -94,7 +99,16 @@ class Refresher:
         Raises:
             BadValue: as :meth:`refresh`; or the answer has other columns now, and earlier rows are to stay.
         """
-        return self._refresh(view, since_us, whole=True)
+        return self._noted(view, since_us, whole=True)
+
+    def _noted(self, view: View, since_us: int | None, whole: bool) -> Refreshed:
+        try:
+            refreshed = self._refresh(view, since_us, whole)
+        except ApplianceError as error:
+            self._troubles.note_view(view.name, str(error))
+            raise
+        self._troubles.note_view(view.name, refreshed.remark)
+        return refreshed
 
     def _refresh(self, view: View, since_us: int | None, whole: bool) -> Refreshed:
         begun = time.monotonic()
@@ -173,7 +187,7 @@ class Refresher:
     def _rows(self, files: Sequence[RowFile], schema: pa.Schema, place: Path) -> DataFrame:
         """The rows of files, with the values of their partitions.  ``place``: that of the links to them."""
         reader = self._spark.read.schema(from_arrow_schema(schema))
-        return reader.parquet(link_files(files, place)).select(*(f"`{name}`" for name in schema.names))
+        return reader.parquet(link_files(files, place)).selectExpr(*_quoted(schema.names))
 
     def _of_events(self, view: View, sql: str, events: EventVersions, ranges: Ranges | None, place: Path) -> DataFrame:
         """The answer to a query about the lines of these times."""
@@ -193,7 +207,7 @@ class Refresher:
         with self._unchecked():
             at = "unix_micros(time)"
             start = f"timestamp_micros({at} - pmod({at}, {view.window_us}))"  # div does not round down before 1970
-            rows = rows.withColumn("start", f.expr(start))
+            rows = rows.selectExpr("*", f"{start} as start")
         return self._answer(EVENTS, rows, sql)
 
     @contextmanager
@@ -306,10 +320,12 @@ class Refresher:
             try:
                 rows = answer(place)
                 _check_columns(view, rows, view.keys if whole_rows else ())
-                day = f.date_format("start", "yyyy-MM-dd").alias("date")
-                rows.select(day, *(f"`{name}`" for name in rows.columns)).write.parquet(str(place / "answer"))
+                dated = rows.selectExpr("date_format(start, 'yyyy-MM-dd') as date", *_quoted(rows.columns))
+                dated.write.parquet(str(place / "answer"))
             except PySparkException as error:
-                raise BadValue(f"view {view.name}: {_sentence(error)}") from None
+                raise BadValue(f"view {view.name}: {_sentence(str(error))}") from None
+            except Py4JJavaError as error:  # what Spark has no words of its own for
+                raise _failure(view, error) from None
             computed = pa.dataset.dataset(place / "answer", format="parquet", exclude_invalid_files=False)
             if whole_rows:
                 check_rows(view, computed, ranges)
@@ -324,8 +340,12 @@ def refresher(settings: Settings, session: SparkSession | None = None) -> Iterat
 
     Raises:
         AlreadyRunning: another process refreshes views of this output.
+        BadValue, UnknownKey: a definition is wrong.
     """
+    troubles = Troubles(settings)
     with views_lock(settings):
+        troubles.keep_views({view.name for view in views_of(settings)})
+        before = troubles.as_note()
         spark = session or build_session(
             f"views of {settings.pipeline.name}",
             settings.spark,
@@ -337,6 +357,8 @@ def refresher(settings: Settings, session: SparkSession | None = None) -> Iterat
         finally:
             if session is None:
                 spark.stop()
+                if troubles.as_note() != before:
+                    publish_recorded(settings)
 
 
 def compressed(ranges: Sequence[tuple[int, int]]) -> Ranges:
@@ -360,7 +382,11 @@ def _within(micros: str, bounds: tuple[int, int]) -> str:
 def _of_times(rows: DataFrame, column: str, ranges: Ranges | None) -> DataFrame:
     if ranges is None:
         return rows
-    return rows.where(f.expr(" or ".join(_within(f"unix_micros({column})", span) for span in ranges)))
+    return rows.where(" or ".join(_within(f"unix_micros({column})", span) for span in ranges))
+
+
+def _quoted(names: Sequence[str]) -> list[str]:
+    return [f"`{name}`" for name in names]
 
 
 def _pieces(paths: Sequence[str], unit_us: int) -> list[int] | None:
@@ -379,6 +405,11 @@ def _pieces(paths: Sequence[str], unit_us: int) -> list[int] | None:
 def _check_columns(view: View, answer: DataFrame, keys: Sequence[str]) -> None:
     """Raises BadValue if the answer is no table of a view, or one without these keys."""
     kinds = dict(answer.dtypes)
+    lower: set[str] = set()
+    for name, _ in answer.dtypes:
+        if name.lower() in lower:
+            raise BadValue(f"view {view.name}: its query gives two columns {name!r}: give one of them another name")
+        lower.add(name.lower())
     if kinds.get("start") != "timestamp":
         raise BadValue(f"view {view.name}: its query must give the column start, as events have it: select start, …")
     if "date" in (name.lower() for name in kinds):
@@ -387,9 +418,19 @@ def _check_columns(view: View, answer: DataFrame, keys: Sequence[str]) -> None:
         raise BadValue(f"view {view.name}: keys: its query gives no column {lost[0]!r}: {', '.join(kinds)}")
 
 
-def _sentence(error: PySparkException) -> str:
-    text = " ".join(str(error).split(";\n")[0].split())
-    return text[:CAUSE_CHARACTERS_MAX]
+def _failure(view: View, error: Py4JJavaError) -> ApplianceError:
+    """The innermost cause; a disk that is full, and whatever else a task has met."""
+    cause = error.java_exception
+    for _ in range(CAUSES_MAX):
+        cause = cause.getCause() or cause
+    text = str(cause.toString())
+    if NO_ROOM in text:
+        return DiskFull(f"view {view.name}: there is no room left: {_sentence(text)}: make room; it is tried again")
+    return ApplianceError(f"view {view.name}: {_sentence(text)}")
+
+
+def _sentence(text: str) -> str:
+    return " ".join(text.split(";\n")[0].split("\n\tat ")[0].split())[:CAUSE_CHARACTERS_MAX]
 
 
 def _schema_of(schema: pa.Schema) -> pa.Schema:

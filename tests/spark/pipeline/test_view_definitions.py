@@ -79,6 +79,28 @@ def test_a_query_is_divided_behind_its_parts(first: str) -> None:
         assert view.meaning != parse_view("v", f"-- window: 1h\n{view.sql}", "v.sql").meaning
 
 
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("select start, rand() as r from events", "rand"),
+        ("select start, NOW ( ) as x from events", "NOW"),
+        ("select start, count(*) from events where time > current_timestamp - interval 1 day group by 1", "current_t"),
+        ("select start, unix_timestamp() as x from events", "unix_timestamp"),
+        (
+            "select start, unix_timestamp(time), 'rand()', `now()`, a.uuid as now -- uuid()\n from events",
+            "",
+        ),
+    ],
+)
+def test_a_query_whose_answer_no_line_decides_is_refused(query: str, name: str) -> None:
+    text = f"-- window: 1h\n{query}"
+    if not name:
+        assert parse_view("v", text, "v.sql").sql == query
+        return
+    with pytest.raises(BadValue, match=f"^v.sql: '{name}.*' gives something else each time"):
+        parse_view("v", text, "v.sql")
+
+
 @given(st.text())
 def test_any_text_is_a_view_or_refused_in_one_line(text: str) -> None:
     try:

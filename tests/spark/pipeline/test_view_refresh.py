@@ -276,6 +276,9 @@ def test_a_refresh_that_is_killed_is_repeated_whole_or_not_at_all(pipeline: Pipe
         ),
         ("select start, host, 1 / (count(*) - 3) as n from events group by all", "DIVIDE_BY_ZERO"),
         ("select null::timestamp as start, host from events", "a row has no start"),
+        ("select start, host, 1 as n, 2 as N from events", "its query gives two columns 'N': give one of them another"),
+        ("select start, host, hots from events", "hots"),
+        ("select start, host, raise_error('out of cheese') as n from events", "out of cheese"),
     ],
 )
 def test_a_wrong_query_is_refused_in_a_sentence(pipeline: Pipeline, query: str, says: str) -> None:
@@ -316,6 +319,24 @@ EXAMPLES_IN_DUCKDB = {
     "rejected": """select start, topic, rejected as reason, count(*) as lines from events
         where rejected is not null group by all""",
 }
+
+
+def test_windows_before_1970_begin_before_their_lines(pipeline: Pipeline) -> None:
+    """As all others: also those in which there is something new, and those that a rebuild begins with."""
+    before = int((datetime(1970, 1, 1, tzinfo=UTC) - DAY).total_seconds()) // 60
+    views = [pipeline.define(name, text) for name, text in {"counts": COUNTS, "merged": MERGED}.items()]
+    pipeline.write(*[line(before + minute) for minute in (-90, -59, -1, 0, 1, 60)])
+    for number, minutes in enumerate(((), (-2, 2), (-58,))):
+        if minutes:
+            pipeline.write(*[line(before + minute) for minute in minutes])
+        for view in views:
+            refreshed = pipeline.refresh(view)
+            assert pipeline.stored(view) == pipeline.counted(), view.name
+        expected = None if number == 0 else [(-HOUR_US, HOUR_US)] if number == 1 else [(-HOUR_US, 0)]
+        assert refreshed.ranges == expected
+    assert len(pipeline.counted()) == 4
+    assert Refresher(pipeline.spark, pipeline.settings).rebuild(views[0], -1).rows == 3
+    assert pipeline.stored(views[0]) == pipeline.counted()
 
 
 @pytest.mark.long
