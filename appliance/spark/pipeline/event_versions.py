@@ -57,6 +57,10 @@ class EventVersions:
         self._table = DeltaTable(self._files.uri(EVENTS), storage_options=self._files.options)
         self.partitioned_by = tuple(self._table.metadata().partition_columns)
 
+    def update(self) -> None:
+        """Read what has been committed since."""
+        self._table.update_incremental()
+
     @property
     def latest(self) -> int:
         return int(self._table.version())

@@ -11,12 +11,14 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset
 import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -31,6 +33,7 @@ from .linked_files import link_files
 from .pipeline_status import publish_recorded
 from .settings import Settings
 from .table_files import EVENTS
+from .times import MICROS
 from .troubles import Troubles
 from .view_alerts import ViewAlerts
 from .view_definitions import Parts, View
@@ -50,6 +53,8 @@ SPARK: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",  # else it takes a job to list 33 files
 }
+SHUFFLED_BYTES: Final = 64 << 20
+"""So many bytes of files are put into groups by one task."""
 CAUSE_CHARACTERS_MAX: Final = 500
 CAUSES_MAX: Final = 20
 NO_ROOM: Final = "No space left on device"
@@ -80,6 +85,10 @@ class Refresher:
             self._spark.conf.set(key, value)
         self._settings = settings
         self._troubles = Troubles(settings)
+        self._events: EventVersions | None = None
+        self._is_local = str(self._spark.sparkContext.master).startswith("local")
+        if self._is_local:
+            self._spark.conf.set("spark.sql.adaptive.enabled", "false")
         self._pieces: dict[tuple[int, str | None, int], list[int] | None] = {}
         self._staging = Path(settings.output.path) / STAGING
         shutil.rmtree(self._staging, ignore_errors=True)  # what one that was killed has left
@@ -112,7 +121,10 @@ class Refresher:
 
     def _refresh(self, view: View, since_us: int | None, whole: bool) -> Refreshed:
         begun = time.monotonic()
-        events = EventVersions(self._settings.output)
+        if self._events is None:
+            self._events = EventVersions(self._settings.output)
+        events = self._events
+        events.update()
         table = ViewTable(self._settings.output, view.name)
         state = state_of_table(table, view, events)
         ranges = self._ranges(view, state, events, since_us, whole)
@@ -185,7 +197,15 @@ class Refresher:
         return self._pieces[key]
 
     def _rows(self, files: Sequence[RowFile], schema: pa.Schema, place: Path) -> DataFrame:
-        """The rows of files, with the values of their partitions.  ``place``: that of the links to them."""
+        """The rows of files, with the values of their partitions.  ``place``: that of the links to them.
+
+        Here there are as many tasks behind them as their size asks for.  Spark's own choice of that plans each query
+        again after each of its steps, which costs more than the few rows of a refresh.
+        """
+        if self._is_local:
+            size = sum(Path(file.path).stat().st_size for file in files)
+            shuffles = min(max(1, size // SHUFFLED_BYTES), self._spark.sparkContext.defaultParallelism)
+            self._spark.conf.set("spark.sql.shuffle.partitions", str(shuffles))
         reader = self._spark.read.schema(from_arrow_schema(schema))
         return reader.parquet(link_files(files, place)).selectExpr(*_quoted(schema.names))
 
@@ -203,7 +223,7 @@ class Refresher:
         ranges: Ranges | None,
         place: Path,
     ) -> DataFrame:
-        rows = _of_times(self._rows(files, events.schema, place / "lines"), "time", ranges)
+        rows = _of_times(self._rows(files, events.schema, place / "lines"), ranges)
         with self._unchecked():
             at = "unix_micros(time)"
             start = f"timestamp_micros({at} - pmod({at}, {view.window_us}))"  # div does not round down before 1970
@@ -221,9 +241,14 @@ class Refresher:
             self._spark.conf.set(ANSI, before)
 
     def _of_table(self, table: ViewTable, ranges: Ranges | None, place: Path) -> DataFrame:
-        """The rows that a table of parts has of these times."""
-        files = [RowFile(path, (), None, None) for path in table.files(ranges)]
-        return _of_times(self._rows(files, table.schema, place / "parts"), "start", ranges)
+        """The rows that a table of parts has of these times.
+
+        Arrow picks them: to Spark other bounds are another query, for which Java compiles classes again.
+        """
+        paths, schema = table.files(ranges), table.schema
+        if ranges is not None:
+            paths = [_picked(paths, schema, ranges, place / "picked.parquet")]
+        return self._rows([RowFile(path, (), None, None) for path in paths], schema, place / "parts")
 
     def _of_parts(self, parts: Parts, table: ViewTable, ranges: Ranges | None, place: Path) -> DataFrame:
         """What the parts of these times are together."""
@@ -379,10 +404,22 @@ def _within(micros: str, bounds: tuple[int, int]) -> str:
     return f"({micros} >= {bounds[0]} and {micros} < {bounds[1]})"
 
 
-def _of_times(rows: DataFrame, column: str, ranges: Ranges | None) -> DataFrame:
-    if ranges is None:
-        return rows
-    return rows.where(" or ".join(_within(f"unix_micros({column})", span) for span in ranges))
+def _of_times(rows: DataFrame, ranges: Ranges | None) -> DataFrame:
+    return rows if ranges is None else rows.where(" or ".join(_within("unix_micros(time)", span) for span in ranges))
+
+
+def _picked(paths: Sequence[str], schema: pa.Schema, ranges: Ranges, path: Path) -> str:
+    """Write the rows of these files whose windows are of these times into one file; returns its path."""
+    start = pc.field("start")
+    wanted = reduce(
+        or_, ((start >= pa.scalar(first, MICROS)) & (start < pa.scalar(end, MICROS)) for first, end in ranges)
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pq.ParquetWriter(path, schema) as writer:
+        for batch in pa.dataset.dataset(list(paths), schema, format="parquet").to_batches(filter=wanted):
+            if len(batch):
+                writer.write_batch(batch)
+    return str(path)
 
 
 def _quoted(names: Sequence[str]) -> list[str]:
