@@ -226,7 +226,7 @@ def test_a_long_line_does_not_end_a_shipper(appliance: Server, topic: str, treat
     left_out = 1500 - sum(map(len, values[1:-1]))
     assert said.json["left_out_bytes"] == left_out and (treatment == "split") == (left_out == 0)
     said = succeeding("produce", topic, *options, *at, stdin=lines)
-    assert f"1 long lines ({treatment}), " in said.err
+    assert f"1 long line ({treatment}), " in said.err
 
 
 def test_without_a_treatment_a_long_line_ends_it(appliance: Server, topic: str) -> None:
