@@ -33,8 +33,8 @@ does, and the supervisor waits for that.  Network worker w stores wait cell w an
 Publishing order.  The writer stores the row, then TAIL, then HIGH_WATERMARK.  It raises START, then HEAD, before a row
 is reused.  Readers load in the opposite order: HIGH_WATERMARK, TAIL, HEAD, the rows, then HEAD again.  So every byte
 below the high watermark of a reader is in one of the rows that it has loaded, and it notices a row that was reused
-meanwhile.  LAST_STABLE is stored behind HIGH_WATERMARK and loaded behind it, too: it may belong to a later one.  All
-below it is decided for good, so the lower of both holds.  Retention may pass a high watermark between its load and its
+meanwhile.  LAST_STABLE is stored before HIGH_WATERMARK and loaded after it, so it belongs to the one that was loaded
+or to a later one.  All below it is decided for good, so the lower of both holds.  Retention may pass a high watermark between its load and its
 use; the reader discards such a snapshot, too.
 
 Why no lock.  A process killed while it holds a POSIX semaphore never releases it.  With one storing process per cell no
@@ -209,8 +209,9 @@ class SegmentTable:
         """Raise the high watermark to ``end``; ``stable`` as in :meth:`publish`."""
         assert end >= self._cells[HIGH_WATERMARK]
         self._cells[RECORDS] = records
-        self._cells[HIGH_WATERMARK] = end
+        # Before the high watermark: who waits for that has been shown the last stable offset that belongs to it.
         self._cells[LAST_STABLE] = end if stable is None else stable
+        self._cells[HIGH_WATERMARK] = end
 
     def note_aborted(self) -> None:
         """Note that there is an index of aborted transactions that readers may not know."""

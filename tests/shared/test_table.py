@@ -182,6 +182,24 @@ def test_a_reader_that_knows_the_rows_is_as_safe() -> None:
             assert view.bases[0] <= replay[START]
 
 
+def test_whoever_sees_a_high_watermark_sees_its_last_stable_offset() -> None:
+    """A fetch of committed messages that has seen it waits for the next one: nothing would tell it of a later store."""
+    size = ROWS + 3
+    recording = Recording(size)
+    writer = SegmentTable(recording)
+    writer.publish([0], 0, 0, 0)
+    created = len(recording.stores)
+    stable_at = {0: 0, 10: 4, 20: 20, 30: 20, 40: 40}
+    for end in (10, 20, 30, 40):
+        writer.publish_high_watermark(end, 0, None if stable_at[end] == end else stable_at[end])
+    amounts = range(len(recording.stores) - created + 1)
+    for start in amounts:
+        for pause in range(1, 10):
+            for more in range(len(amounts) - start):
+                view = SegmentTable(Replaying(size, recording.stores, {0: created + start, pause: more})).snapshot()
+                assert stable_at[view.high_watermark] <= view.stable <= view.high_watermark
+
+
 def test_a_writer_killed_at_any_store_of_publish_leaves_nothing_false() -> None:
     """Readers either see the whole new picture, or are told to try again; the next writer repairs it."""
     recording = Recording(ROWS + 4)

@@ -37,13 +37,14 @@ def test_the_history_is_bounded(tmp_path: Path) -> None:
 
 def test_progress() -> None:
     read = {"t": {"id": "a", "ranges": {"0": [10, 30], "1": [5, 5]}}}
+    record = {"batch": 42, "run": "r", "read": read, "since": {"t": {"0": 0, "1": 5}}}
     report = {
         "batchId": 3,
         "timestamp": "2026-11-20T00:00:00.000Z",
         "numInputRows": 1,
         "observedMetrics": {"read": {"lines": 7}},
         "durationMs": {"triggerExecution": 250},
-        "sources": [{"endOffset": {"batch": 42, "run": "r", "read": read}, "latestOffset": {"t": {"0": 40, "1": 6}}}],
+        "sources": [{"endOffset": record, "latestOffset": {"t": {"0": 40, "1": 6}}}],
     }
     found, ends = progress_of(report)
     assert (found.batch, found.rows, found.bytes, found.lag_bytes, found.seconds) == (42, 7, 20, 11, 0.25)
