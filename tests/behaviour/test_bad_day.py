@@ -455,9 +455,8 @@ def slow_it_down(server: Server, row: Row, remedy: Remedy) -> None:
     """The remedy shows who it is; with the quota it may go on, and harms nobody."""
     assert "flooder" in remedy.run("appliance clients", "--json").out
     remedy.run("appliance quotas set")
-    wait_for(
-        lambda: found(server, "Flood") is None and found(server, "ProcessBusy") is None, "its end, while it goes on"
-    )
+    # Whether workers are still busy is no question here: other programs of the machine can make them wait.
+    wait_for(lambda: found(server, "Flood") is None, "its end, while it goes on")
     succeeding("quotas", "delete", "--client-id", "flooder", "--yes", *at(server))
 
 
