@@ -367,8 +367,8 @@ class Admin:
         ``note``: what is kept with each of them, as Kafka's metadata, of at most 4096 bytes.
         """
         rows = [[topic, partition, offset] for (topic, partition), offset in arguments.offsets(offsets).items()]
-        said = {"note": arguments.text("note", note)} if note else {}
-        self._ask("commit", group=arguments.group_name(group), offsets=rows, **said)
+        text = arguments.text("note", note)
+        self._ask("commit", group=arguments.group_name(group), offsets=rows, **({"note": text} if text else {}))
 
     def delete_offsets(self, group: str, partitions: Iterable[tuple[str, int]] | None = None) -> None:
         """Delete the group's offsets of these partitions; without partitions, the whole group."""

@@ -101,6 +101,7 @@ PARAMETERS: dict[str, tuple[Any, ...]] = {
     "revoke": (None, 5, "x", [5], [None], ["half \ud800"]),
     "dry_run": (None, 5, "x"),
     "consumer": (5, "x"),
+    "note": (None, 5, b"x", "half \ud800"),
     "processed": (None, 5, "x"),
 }
 """What each parameter cannot be.  One that a verb may leave out takes None."""
