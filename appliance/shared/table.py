@@ -34,8 +34,8 @@ Publishing order.  The writer stores the row, then TAIL, then HIGH_WATERMARK.  I
 is reused.  Readers load in the opposite order: HIGH_WATERMARK, TAIL, HEAD, the rows, then HEAD again.  So every byte
 below the high watermark of a reader is in one of the rows that it has loaded, and it notices a row that was reused
 meanwhile.  LAST_STABLE is stored before HIGH_WATERMARK and loaded after it, so it belongs to the one that was loaded
-or to a later one.  All below it is decided for good, so the lower of both holds.  Retention may pass a high watermark between its load and its
-use; the reader discards such a snapshot, too.
+or to a later one.  All below it is decided for good, so the lower of both holds.  Retention may pass a high watermark
+between its load and its use; the reader discards such a snapshot, too.
 
 Why no lock.  A process killed while it holds a POSIX semaphore never releases it.  With one storing process per cell no
 lock is needed: after a SIGKILL at any instruction, readers see the last published state.

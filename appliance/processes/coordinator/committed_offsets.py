@@ -376,7 +376,8 @@ class OffsetCount:
         """The ``offsets_max`` for which the journal says that there is no room; 0: there was some since."""
 
     def __contains__(self, group: str) -> bool:
-        return group in self._by_group
+        """Whether the group has offsets."""
+        return self._by_group.get(group, 0) > 0
 
     def replace(self, sizes: Mapping[str, Mapping[TopicPartition, int]], held: Iterable[tuple[str, Held]]) -> None:
         """Take the result of a check of all groups; for those in ``held`` our own claim is more recent."""
@@ -575,7 +576,7 @@ class CommittedOffsets:
         self._ready: list[GroupQueue] = []
         """Groups whose commits wait for the end of this turn."""
         self._topics: dict[str, set[str]] = {}
-        """By group, the topics of its offsets at the last check of all groups."""
+        """By group, the topics of its offsets at the last check of all groups, and those that it got since."""
 
     # ---- requests of both listeners
 
@@ -790,6 +791,7 @@ class CommittedOffsets:
                 return 0
             gone = await self.claims.carry_out(entry, claim_requests.expire(group, held, old))
             self.count.set(group, held)
+            self._topics[group] = {part.topic for part in held.values}
             if not held.values and not entry.commits:
                 await self.claims.vacate(entry, held)
             return gone
@@ -875,7 +877,12 @@ class CommittedOffsets:
         try:
             yield
         finally:
-            self.count.add_offsets(group, units(held, parts) - before)
+            self._count(group, held, parts, before)
+
+    def _count(self, group: str, held: Held, parts: Iterable[TopicPartition], before: int) -> None:
+        """Count what these offsets have become; before they were so many units."""
+        self.count.add_offsets(group, units(held, parts) - before)
+        self._topics.setdefault(group, set()).update([part.topic for part in parts if part in held.values])
 
     def _write(self, entry: GroupQueue, held: Held) -> None:
         """Write the commits that wait at this moment."""
@@ -914,7 +921,7 @@ class CommittedOffsets:
             entry.used = asyncio.get_running_loop().time()
             for commit in taken.commits:
                 commit.complete(taken.errors)
-        self.count.add_offsets(entry.name, units(held, taken.write.values) - taken.units_before)
+        self._count(entry.name, held, taken.write.values, taken.units_before)
         self._end(entry, error)
 
     async def _note_active(self, entry: GroupQueue, held: Held) -> None:

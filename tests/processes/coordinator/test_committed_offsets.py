@@ -440,6 +440,22 @@ def test_the_states_of_a_claim() -> None:
     run(scenario())
 
 
+def test_a_group_without_a_claim_is_still_known_to_have_offsets() -> None:
+    """Goal: what is noted at a stop, whose session is over, has the groups that came since the last check of all."""
+
+    async def scenario() -> None:
+        broker = Broker(Tree())
+        broker.offsets.counted({})
+        assert await broker.commit(7) == {} and broker.offsets.topics() == {"g": {"logs"}}
+        broker.offsets.claims.unclaim(broker.offsets.claims.entry("g"))
+        assert broker.offsets.claims.held() == [] and broker.offsets.topics() == {"g": {"logs"}}
+        assert await broker.commit(None) == {} and broker.offsets.topics() == {}
+        broker.offsets.claims.unclaim(broker.offsets.claims.entry("g"))
+        assert broker.offsets.topics() == {}
+
+    run(scenario())
+
+
 def test_a_pump_that_ends_late_forgets_no_claim_that_was_made_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(committed_offsets, "COMMIT_MS_MAX", 20)
     monkeypatch.setattr(committed_offsets, "RETRY_S", 0.05)
