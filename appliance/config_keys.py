@@ -143,7 +143,7 @@ def _parse_float(value: object) -> float:
 
 def parse_units(text: str, units: Mapping[str, int]) -> int | None:
     """Parse a whole number with an optional one of the ``units`` after it; None for any other text."""
-    match = re.fullmatch(r"\s*(-?\d[\d_]*)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*(-?\d+(?:_\d+)*)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].lower() not in units:
         return None
     return int(match[1]) * units[match[2].lower()]

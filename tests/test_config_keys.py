@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from appliance.config import KEYS
@@ -26,6 +26,7 @@ def test_durations(count: int, unit: str) -> None:
     assert KEYS["topics.segment.ms"].parse(f"{count}{unit}") == count * DURATIONS_MS[unit]
 
 
+@example("0_")
 @given(st.text())
 def test_any_text_is_a_value_or_a_named_fault(text: str) -> None:
     for key in KEYS.values():

@@ -328,6 +328,7 @@ def test_lag_is_exact_in_messages_bytes_and_seconds(grouped: Rig) -> None:
         "lag_messages": 14,
         "lag_bytes": starts[3] - middle,
         "lost_bytes": 0,
+        "note": "",
     }
     assert (second["lag_messages"], second["lag_bytes"], second["lag_seconds"]) == (0, 0, 0.0)
 
