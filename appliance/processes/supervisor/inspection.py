@@ -427,10 +427,11 @@ class Inspector:
                 continue
             if len(mark) == 1 and is_retired(directory, following):
                 continue
-            partition.sealed[base] = mark
             if mark_before is not None or len(mark) == 1 or mark[4] != following - base:
-                self._want(partition.key, base, following)
+                if not self._want(partition.key, base, following):
+                    continue  # the next look finds it again
                 changed = True
+            partition.sealed[base] = mark
         for base in partition.sealed.keys() - set(bases):
             del partition.sealed[base]
         if changed:
@@ -497,15 +498,17 @@ class Inspector:
         for start, stop, _ in partition.ranges:
             self._want(partition.key, start, stop)
 
-    def _want(self, key: TopicPartition, start: int, stop: int, token: int = 0) -> None:
+    def _want(self, key: TopicPartition, start: int, stop: int, token: int = 0) -> bool:
+        """Have this range read, and the report ``token`` answered then; False if too many wait."""
         tokens = self._to_read.get((key, start, stop))
         if tokens is None and len(self._to_read) >= REPORTS_MAX:
             if token:
                 self._judge(token, OutOfResources("too many reports wait: try again"))
-            return
+            return False
         tokens = self._to_read.setdefault((key, start, stop), [])
         if token:
             tokens.append(token)
+        return True
 
     def _read(self, key: TopicPartition, start: int, stop: int, tokens: Sequence[int]) -> None:
         """Read [start, stop), and what is known to be damaged around it; tell what is damaged now."""

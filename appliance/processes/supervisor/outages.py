@@ -180,7 +180,7 @@ class Outages:
         self._hosted[partition].offline = reason
         self._inspection.leave(partition)
         self._compactions.drop(partition)
-        self._writers.drop(partition)
+        self._writers.set_aside(partition)
 
     def start(self) -> None:
         """Go on with the partitions that no process has open any more.  Called in every turn."""
@@ -245,7 +245,10 @@ class Outages:
     def _end(self, partition: TopicPartition) -> None:
         outage = self._outages.pop(partition)
         if outage.repairs:
-            logger.info("%s-%d: repaired: %s", *partition, outage.message or outage.result)
+            if outage.error:
+                logger.error("%s-%d: not repaired: %s", *partition, outage.message)
+            else:
+                logger.info("%s-%d: repaired: %s", *partition, outage.message or outage.result)
             self._before_answer()
             self._answer(outage.token, outage.error, outage.message, outage.result)
         if outage.following is None:

@@ -337,6 +337,14 @@ class Writers:
         if self._ends and not self._by_partition:
             self._nursery.role.stop()
 
+    def set_aside(self, partition: TopicPartition) -> None:
+        """Retire the writer of a partition that goes out of service; one that is to start does so when it is back."""
+        is_wanted = partition in self._start or partition in self._queued or partition in self._opening
+        is_needed = is_wanted or partition in self._needed
+        self.drop(partition)
+        if is_needed:  # workers that wait for it do not ask again
+            self._needed.add(partition)
+
     def drop(self, partition: TopicPartition) -> None:
         """Retire the writer of a deleted partition, and start no other."""
         self._start.drop(partition)

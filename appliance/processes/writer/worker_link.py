@@ -16,8 +16,10 @@ from ..messages import AnswerRow, Appended, FromWriter
 
 NUMBERS_PER_MESSAGE: Final = 2_048
 """A message to a worker is closed once it holds this many numbers of up to 9 bytes.  It still fits a packet if its last
-append request adds three numbers for each of ``writer_link.APPEND_PARTS_MAX`` parts, and texts."""
+append request adds three numbers for each of ``writer_link.APPEND_PARTS_MAX`` parts, and ``writer.TEXTS_MAX`` texts."""
 APPEND_NUMBERS: Final = 8
+CHARACTERS_PER_NUMBER: Final = 2
+"""Characters of a text that take the room of a number: up to four bytes each."""
 
 
 class AnswerTaker(Protocol):
@@ -70,6 +72,7 @@ class WorkerLink:
         for token, answer in answers:
             rows.append((token, *answer))
             size += APPEND_NUMBERS + len(answer.numbers)
+            size += sum(map(len, answer.texts.values())) // CHARACTERS_PER_NUMBER
             if size >= NUMBERS_PER_MESSAGE:
                 self.send(Appended(rows))
                 rows, size = [], 0

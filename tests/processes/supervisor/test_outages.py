@@ -31,7 +31,7 @@ class Deaf:
 
 
 class NotedWriters(set[TopicPartition]):
-    def drop(self, _: TopicPartition) -> None:
+    def set_aside(self, _: TopicPartition) -> None:
         """The writer is asked to end; when it does is a step."""
 
 
