@@ -480,7 +480,13 @@ def ship(
     ] = False,
     positions: Annotated[
         Path | None,
-        typer.Option("--positions", metavar="FILE", readable=False, help="Remember here what was sent; go on there."),
+        typer.Option(
+            "--positions",
+            metavar="DIR",
+            readable=False,
+            file_okay=False,
+            help="Directory that remembers what was sent to which topic of which cluster; go on there.",
+        ),
     ] = None,
     topic_of_ledger: LedgerTopicOption = "ledger",
     data: DataOption = None,
@@ -489,16 +495,18 @@ def ship(
 ) -> None:
     """Send files to an appliance, here or elsewhere, each line once, as the input of type files does.
 
-    With --positions a second call sends only what is new, also after a kill and a rotation.
+    With --positions a second call sends only what is new, also after a kill and a rotation.  A position belongs to a
+    file, a topic as it is given and a cluster: another topic, or another cluster, gets the file from its beginning.
+
+    A last line without a line break may be one that is being written.  With --positions it waits for the rest of it: a
+    later call sends the whole line, and this one says how many bytes wait.  Without --positions it is sent as it is.
 
     [b]Examples[/b]
 
         appliance ship app.log --topic app --data /tmp/box
 
-        appliance ship '/var/log/*.log' --topic disk --follow --positions ship.sqlite --connect logs.example.net:9091
+        appliance ship '/var/log/*.log' --topic disk --follow --positions shipped --connect logs.example.net:9091
     """
-    import tempfile
-
     from ..inputs.ship import Shipment, check, total_bytes
     from ..inputs.ship import ship as ship_files
 
@@ -506,28 +514,29 @@ def ship(
     with cluster(None, listener) as asked:  # fails at once when nobody is there; a producer would go on trying
         asked.refresh(())
     total, told_bytes = total_bytes(files), 0
-    with tempfile.TemporaryDirectory() as scratch, output.progress("shipped", total) as advance:
+    with output.progress("shipped", total) as advance:
 
         def on_progress(now: InputStats) -> None:
             nonlocal told_bytes
             advance(now.bytes - told_bytes)
             told_bytes = now.bytes
 
-        store = positions or Path(scratch) / "positions"
         shipment = Shipment(
-            listener, files, topic, store, topic_of_ledger, follow, data_dir=None if connect else data_dir(data)
+            listener, files, topic, positions, topic_of_ledger, follow, data_dir=None if connect else data_dir(data)
         )
         check(shipment)
         try:
-            stats = ending.run_in_order(ship_files(shipment, on_progress))
+            stats, unfinished = ending.run_in_order(ship_files(shipment, on_progress))
         except (KeyboardInterrupt, ending.CommandEnded):
             output.remark(f"stopped: what was read is flushed{'' if positions else '; --positions would remember it'}")
             raise
     row = {"lines": stats.lines, "bytes": stats.bytes, "messages": stats.messages, "gaps": stats.gaps}
     if as_json:
-        output.print_json(row)
+        output.print_json({**row, "unfinished": sum(unfinished.values())})
     else:
         output.say(f"{topic}: {stats.lines:,} lines, {stats.bytes:,} bytes of {stats.sources} files")
+    for path, count in unfinished.items():
+        output.remark(f"{path}: its last line has no line break yet: {count:,} bytes wait for a later call")
 
 
 def _rows(data: Path | None, connect: str | None, topic: str, since: str) -> Iterator[LedgerRow]:

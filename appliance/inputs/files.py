@@ -171,8 +171,12 @@ class FilesInput:
                     await asyncio.sleep(HINT_S)  # what comes meanwhile is read with it
                     self.mark(hints.take_paths())
 
-    async def read_all(self) -> None:
-        """Read what the files have now, also a last line without a break, and return when it is flushed."""
+    async def read_all(self, *, is_last: bool) -> None:
+        """Read what the files have now, and return when it is flushed.
+
+        ``is_last``: nobody goes on from there, so a last line without a break is sent as it is.  Else it waits in its
+        file (:meth:`unfinished`), unless that is gone or compressed, for the rest of the line may come.
+        """
         self.scan()
         while True:
             while await self.work():
@@ -180,13 +184,22 @@ class FilesInput:
             generations = self._generations.read
             if not any(generation.is_dirty for generation in generations):
                 for generation in generations:
-                    self._reader.send_rest(generation)
+                    if is_last or generation.unpacker is not None or not self._generations.has_file(generation):
+                        self._reader.send_rest(generation)
                 await self.drain()
                 if not any(generation.is_dirty for generation in generations) and not self._packed:
                     return
             await asyncio.sleep(BUSY_MS / 1000)
             if self._packed:  # they are judged when they have not changed for two scans
                 self.scan()
+
+    def unfinished(self) -> dict[str, int]:
+        """The bytes of lines without a break that were read and not sent, by file."""
+        held = {
+            generation.path: 0 if generation.reader is None else generation.reader.held_bytes
+            for generation in self._generations.present.values()
+        }
+        return {path: count for path, count in held.items() if count}
 
     def mark(self, paths: set[str]) -> None:
         """Look at the files of these paths in the next :meth:`work`."""

@@ -171,6 +171,8 @@ class PositionStore:
                     self._db.execute("insert into store values (?, ?, '[0, []]')", (uuid.uuid4().hex[:12], FORMAT))
                 self.id, version = self._db.execute("select id, format from store").fetchone()
         except sqlite3.Error as error:
+            if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise StorageFault(f"{path}: another process has it open, and goes on from there") from error
             raise StorageFault(
                 f"{path}: {error}: positions of an input; move it away to read everything anew"
             ) from error

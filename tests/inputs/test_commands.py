@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import signal
@@ -14,6 +15,7 @@ import pytest
 
 from appliance.config import load
 from appliance.errors import OthersDirectory
+from appliance.inputs.positions import PositionStore
 from appliance.inputs.service_rights import DROP_IN, MARK, SOCKET, apply_units
 
 from ..support.command_line import run, succeeding
@@ -181,8 +183,9 @@ def test_files_are_shipped_once_however_often_the_command_is_called(
     log.parent.mkdir()
     with Server(tmp_path / "data") as server:
         to = ("--topic", "app", "--positions", str(positions), "--data", str(server.data_dir), "--json")
-        log.write_bytes(b"one\ntwo\nthr")
-        assert succeeding("ship", str(log), *to).json == {"lines": 3, "bytes": 11, "messages": 3, "gaps": 0}
+        log.write_bytes(b"one\ntwo\nthr\n")
+        counts = {"lines": 3, "bytes": 12, "messages": 3, "gaps": 0, "unfinished": 0}
+        assert succeeding("ship", str(log), *to).json == counts
         log.rename(f"{log}.1")
         log.write_bytes(b"four\n")
         assert succeeding("ship", f"{log}*", *to).json["lines"] == 1
@@ -198,6 +201,78 @@ def test_files_are_shipped_once_however_often_the_command_is_called(
             assert refused.status == 65 and f"topic = {name!r}: must be the name of a topic" in refused.err
         absent = run("ship", str(tmp_path / "no.log"), *to)
         assert absent.status and "no such file" in absent.err
+
+
+def test_a_position_is_of_a_file_a_topic_and_a_cluster(tmp_path: Path) -> None:
+    first, second, positions = tmp_path / "first.log", tmp_path / "second.log", tmp_path / "positions"
+    first.write_bytes(b"one\ntwo\n")
+    second.write_bytes(b"three\n")
+    with Server(tmp_path / "data") as server, Server(tmp_path / "other") as other:
+        for box in (server, other):
+            box.wait_for_zookeeper()
+
+        def shipped(file: Path, topic: str, box: Server) -> int:
+            to = ("--topic", topic, "--positions", str(positions), "--data", str(box.data_dir), "--json")
+            lines: int = succeeding("ship", str(file), *to).json["lines"]
+            return lines
+
+        assert shipped(first, "a", server) == 2
+        assert shipped(second, "b", server) == 1
+        assert shipped(first, "b", server) == 2
+        assert shipped(first, "a", other) == 2
+        with first.open("ab") as log:
+            log.write(b"four\n")
+        again = [(first, "a", server), (first, "b", server), (second, "b", server), (first, "a", other)]
+        assert [shipped(*which) for which in again] == [1, 1, 0, 1]
+        for box, topic, text in (
+            (server, "a", "one two four"),
+            (server, "b", "three one two four"),
+            (other, "a", "one two four"),
+        ):
+            said = succeeding("consume", topic, "--from", "earliest", "--timeout", "2", "--data", str(box.data_dir))
+            assert said.out.split() == text.split()
+
+
+def test_a_line_that_is_being_written_is_one_message_for_whom_goes_on(tmp_path: Path) -> None:
+    log, positions = tmp_path / "app.log", tmp_path / "positions"
+    with Server(tmp_path / "data") as server:
+        server.wait_for_zookeeper()
+        at = ("--data", str(server.data_dir))
+        to = ("--topic", "app", "--positions", str(positions), *at)
+        log.write_bytes(b"one\ntw")
+        said = succeeding("ship", str(log), *to)
+        assert f"{log}: its last line has no line break yet: 2 bytes wait" in said.err
+        with log.open("ab") as file:
+            file.write(b"o\nthr")
+        told = succeeding("ship", str(log), *to, "--json").json
+        assert (told["lines"], told["bytes"], told["unfinished"]) == (1, 4, 3)
+        whole = succeeding("ship", str(log), "--topic", "whole", *at, "--json").json
+        assert (whole["lines"], whole["unfinished"]) == (3, 0)
+        log.unlink()
+        log.write_bytes(b"four\n")
+        assert succeeding("ship", str(log), *to, "--json").json["gaps"] == 1, "the ledger says that it is lost"
+        for topic, text in (("app", "one two four"), ("whole", "one two thr")):
+            got = succeeding("consume", topic, "--from", "earliest", "--timeout", "2", *at)
+            assert got.out.split() == text.split()
+
+
+def test_positions_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    log, file = tmp_path / "app.log", tmp_path / "file"
+    log.write_bytes(b"one\n")
+    file.write_bytes(b"")
+    with Server(tmp_path / "data") as server:
+        server.wait_for_zookeeper()
+        to = ("--topic", "app", "--data", str(server.data_dir))
+        assert "is a file" in run("ship", str(log), *to, "--positions", str(file)).err
+        refused = run("ship", str(log), *to, "--positions", str(file / "below")).err
+        assert "must be a directory" in refused
+        succeeding("ship", str(log), *to, "--positions", str(tmp_path / "positions"))
+        (store,) = (tmp_path / "positions").glob("*/app/positions.sqlite")
+        with contextlib.closing(PositionStore(store)):
+            assert (
+                "another process has it open"
+                in run("ship", str(log), *to, "--positions", str(tmp_path / "positions")).err
+            )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

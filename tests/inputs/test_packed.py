@@ -292,13 +292,13 @@ def test_few_compressed_files_are_open_at_a_time(narrow: Rig, monkeypatch: pytes
 def test_what_is_named_as_a_command_names_it_is_read_also_when_it_was_compressed_since(narrow: Rig) -> None:
     """``appliance ship --positions``, which ends when all is read."""
     narrow.write("app.log", 5)
-    narrow.run(narrow.engine.read_all())
+    narrow.run(narrow.engine.read_all(is_last=False))
     narrow.stop()
     narrow.write("app.log", 5)
     narrow.path("app.log").rename(narrow.path("app.log.1"))
     narrow.compress("app.log.1")
     narrow.write("app.log", 5)
-    narrow.run(narrow.engine.read_all())
+    narrow.run(narrow.engine.read_all(is_last=False))
     assert (narrow.lost(), narrow.doubled(), narrow.gaps) == ([], [], [])
 
 
