@@ -530,6 +530,10 @@ def ship(
         except (KeyboardInterrupt, ending.CommandEnded):
             output.remark(f"stopped: what was read is flushed{'' if positions else '; --positions would remember it'}")
             raise
+    _print_shipped(topic, stats, unfinished, as_json)
+
+
+def _print_shipped(topic: str, stats: InputStats, unfinished: Mapping[str, int], as_json: bool) -> None:
     row = {"lines": stats.lines, "bytes": stats.bytes, "messages": stats.messages, "gaps": stats.gaps}
     if as_json:
         output.print_json({**row, "unfinished": sum(unfinished.values())})

@@ -40,7 +40,7 @@ SOURCES_MAX: Final = 200
 GAPS_MAX: Final = 200
 SHOWN: Final = (
     "type", "topic", "state", "listen", "addresses", "sources", "lines", "bytes", "messages", "refused", "gaps",
-    "trouble", "todo",
+    "trouble", "todo", "refusing",
 )  # fmt: skip
 
 

@@ -556,6 +556,16 @@ PIPELINE_INCOMPLETE = Condition(
     symptom="a table of a pipeline has no newer rows, or nobody is told of its alerts",
     seen="what a pipeline says, in the note of its committed offsets, that it could not do after a commit",
 )
+INPUT_REFUSES = Condition(
+    *("InputRefuses", WARNING, "inputs", "mend the sender that is named; the input takes what others send"),
+    rule=AlertRule(
+        "increase(appliance_input_refused_total[5m]) > 100",
+        "5m",
+        "input {{ $labels.input }} of {{ $labels.instance }} refuses what is sent",
+    ),
+    symptom="lines of one sender do not come",
+    seen="what the inputs have refused in the last 5 minutes",
+)
 ALERTS_UNDELIVERED = Condition(
     *("AlertsUndelivered", WARNING, "alerts-without-prometheus"),
     "see that alerts.webhook can be reached from this host, or that alerts.sendmail sends mail; it is tried again by"
@@ -571,7 +581,7 @@ CONDITIONS: Final = (
     *(LIMIT_REACHED, LIMIT_LOW, ACTION_REFUSED),
     *(PROCESS_HANGS, PROCESS_DIES, PROCESS_RESTARTED, PROCESS_WAITS, PROCESS_BUSY, PROCESS_SPINS),
     *(CLIENTS_REFUSED, FLOOD, GROUP_LAGS, GROUP_LOST, GROUPS_UNKNOWN, TRANSACTION_LATE, TRANSACTION_HANGS),
-    *(INPUT_WAITS, PIPELINE_INCOMPLETE, RELOAD_FAILED, INSECURE, WITHOUT_RULES),
+    *(INPUT_WAITS, INPUT_REFUSES, PIPELINE_INCOMPLETE, RELOAD_FAILED, INSECURE, WITHOUT_RULES),
     *(CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRES, CERTIFICATE_UNUSABLE, CLOCK_FREE, ALERTS_UNDELIVERED),
     *(REQUEST_ERRORS, SLOW_FLUSHES, MEMORY_AWAITED),
 )

@@ -275,6 +275,9 @@ def _inputs(seen: Seen) -> Iterator[Finding]:
         _finding(conditions.INPUT_WAITS, f"input {name} waits", row["trouble"], row["todo"]) for name, row in waiting
     ]
     yield from _bounded(findings, "inputs wait")
+    refusing = [(name, row) for name, row in seen.state.get("inputs", {}).items() if row["refusing"]]
+    findings = [_finding(conditions.INPUT_REFUSES, f"input {name} refuses", row["refusing"]) for name, row in refusing]
+    yield from _bounded(findings, "inputs refuse what is sent")
 
 
 def _uncompacted(seen: Seen) -> Iterator[Finding]:

@@ -272,7 +272,7 @@ class GenerationReader:
         generation.identity = identity._replace(key=generation.key)  # it may go on in a copy since
         row = generation.row(ended=False)
         if placed.messages:
-            span = Span(generation.source, *placed, *block[1:5], self._ledger.minute())
+            span = Span(generation.source, *placed, *block[1:5], block.stop - block.start, self._ledger.minute())
             self._ledger.note(span)
             self._store.note(row, span)
         else:

@@ -64,6 +64,7 @@ from .bodies import (
 from .elastic_bulk import BULK_PATH, ElasticBulk, preparation
 from .intake import InputMessage, Intake
 from .journal_upload import CONTENT_TYPE, UPLOAD_PATH, JournalUploads, Upload
+from .ledger import TROUBLE_S
 from .machinery import InputTopics, Machinery
 from .work_room import WorkRoom
 
@@ -461,21 +462,28 @@ class HttpInput:
     # ---- what is counted
 
     def _note_rejected(self, host: str, rejected: Rejected) -> None:
-        if rejected.status in RETRY_AFTER_S:  # nothing is lost: it comes again
-            self._ledger.note_trouble(0, host, f"answered {rejected.status}: {rejected}")
+        if rejected.status in RETRY_AFTER_S:
+            self._note_answered(host, rejected.status, f"answered {rejected.status}: {rejected}")
         else:
-            self._note_refused(host, _REASONS.get(rejected.status, "malformed"), 1)
+            self._note_refused(host, _REASONS.get(rejected.status, "malformed"), 1, str(rejected))
+
+    def _note_answered(self, host: str, status: int, told: str) -> None:
+        """A sender was told to come again: nothing is lost.  One that does not come must not be waited for."""
+        if status == 503:
+            self._ledger.note_trouble(0, host, told, lasting_s=TROUBLE_S)
+        else:
+            self._ledger.note_turned_away(host, told)
 
     def _note_refused_records(self, request: HttpRequest, outcome: RequestOutcome) -> None:
         counts = Counter(status for status, _ in outcome.refused.values())
         reasons = dict(outcome.refused.values())
         for status, count in counts.items():
             if status in RETRY_AFTER_S:
-                self._ledger.note_trouble(0, request.host, f"answered {status} for records: {reasons[status]}")
+                self._note_answered(request.host, status, f"answered {status} for records: {reasons[status]}")
             else:
-                self._note_refused(request.host, _REASONS.get(status, "malformed"), count)
+                self._note_refused(request.host, _REASONS.get(status, "malformed"), count, reasons[status])
 
-    def _note_refused(self, host: str, reason: str, records: int) -> None:
+    def _note_refused(self, host: str, reason: str, records: int, told: str) -> None:
         minute = self._ledger.minute()
         if minute != self._refused_minute:
             self._refused_minute = minute
@@ -483,15 +491,14 @@ class HttpInput:
         if host not in self._refused_sources and len(self._refused_sources) >= REFUSED_SOURCES_MAX:
             host = "others"
         self._refused_sources[host] += records
-        self._ledger.note_refused(0, host, reason, records)
-        self._ledger.note_trouble(0, host, f"records are refused: {reason}")
+        self._ledger.note_refused(0, host, reason, records, told=told)
 
     def _note_crowded(self, host: str) -> None:
-        self._ledger.note_trouble(0, host, CROWDED)
+        self._ledger.note_turned_away(host, CROWDED)
 
     def _note_fault(self, host: str) -> None:
         """Count bytes that are no HTTP."""
-        self._note_refused(host, "no HTTP request", 1)
+        self._note_refused(host, "no HTTP request", 1, "what it sends is no request")
 
     # ---- files
 

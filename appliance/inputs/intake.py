@@ -262,7 +262,7 @@ class Intake:
                 self._learned.pop(lane.topic, None)
                 continue
             lane.blocks += 1
-            future.add_done_callback(partial(self._settle, lane, puts, origin))
+            future.add_done_callback(partial(self._settle, lane, puts, origin, sum(map(len, values))))
         if not lane.waiting and not lane.blocks:
             self._lanes.pop((lane.sender.number, lane.topic, lane.partition), None)
 
@@ -294,7 +294,12 @@ class Intake:
         return messages, puts
 
     def _settle(
-        self, lane: _Lane, puts: list[tuple[_Put, int]], origin: BlockOrigin, done: asyncio.Future[Placed]
+        self,
+        lane: _Lane,
+        puts: list[tuple[_Put, int]],
+        origin: BlockOrigin,
+        value_bytes: int,
+        done: asyncio.Future[Placed],
     ) -> None:
         lane.blocks -= 1
         error = None if done.cancelled() else done.exception()
@@ -302,7 +307,7 @@ class Intake:
             self._learned.pop(lane.topic, None)
             self._fail(puts, error)
         elif not done.cancelled():
-            span = Span(lane.sender.number, *done.result(), *origin[2:6], self._ledger.minute())
+            span = Span(lane.sender.number, *done.result(), *origin[2:6], value_bytes, self._ledger.minute())
             self._ledger.note(span)
             self._store.note(
                 Source(lane.sender.number, lane.sender.name, origin.stop, origin.stop + 1, b"", False), span

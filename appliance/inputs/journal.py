@@ -235,7 +235,7 @@ class _JournalInput:
         if block.cut:
             self._ledger.note_refused(number, self._name, "fields beyond message_bytes_max", block.cut)
         self._source = Source(number, self._name, block.stop, block.stop + 1, block.cursor.encode(), False)
-        span = Span(number, *placed, *block.units, self._ledger.minute())
+        span = Span(number, *placed, *block.units, sum(map(len, block.values)), self._ledger.minute())
         self._ledger.note(span)
         self._store.note(self._source, span)
 

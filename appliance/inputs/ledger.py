@@ -6,12 +6,13 @@ source's name::
     {"input": "disk", "host": "web-1", "source": "/var/log/syslog", "number": 7, "store": "4f1e...",
      "minute": 1795219200,
      "lines": 120, "bytes": 18234, "messages": 120,
-     "spans": [[topic, partition, offset, messages, start, stop, first line, lines], ...],
+     "spans": [[topic, partition, offset, messages, start, stop, first line, lines, bytes], ...],
      "refused": {"reason": lines}, "gaps": [{"start": 10, "stop": 200 | null, "unit": "bytes", "reason": "..."}]}
 
-``start`` and ``stop`` count bytes of a file, or messages of a listener since it began.  A span is a block whose
-messages have consecutive offsets.  Rows may be published twice, after a kill: spans of equal ``store``, ``number`` and
-``start`` are one if they have the same offset, and lines that came twice if they have not.
+``start`` and ``stop`` count bytes of a file, or messages of a sender or the journal since it began; ``bytes`` are those
+of the file, with its line breaks, or of the values.  A span is a block whose messages have consecutive offsets.  Rows
+may be published twice, after a kill: spans of equal ``store``, ``number`` and ``start`` are one if they have the same
+offset, and lines that came twice if they have not.
 
 What a ledger says of flushed blocks comes from the store, and from the log itself after a kill: it does not depend on
 what a killed process had in memory.  Gaps and refusals are told as they happen, at the latest a minute later, and are
@@ -34,10 +35,11 @@ import msgspec
 
 from ..client import Consumer, Producer
 from ..clock import now_ms, wall_s
-from ..errors import ApplianceError, UnknownPartition
+from ..errors import ApplianceError, StorageFault, UnknownPartition
 from ..processes.messages import InputStats
-from ..wire.requests import EARLIEST, LATEST
-from .positions import BlockOrigin, PositionStore, Span, Told, merged
+from ..wire.requests import LATEST
+from .positions import PositionStore, Span, Told, merged
+from .recovery import POLL_S, Recovery, ends_of, read_logs
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +62,8 @@ GAP: Final = "gap"
 REFUSED: Final = "refused"
 """Kinds of :class:`.positions.Told`."""
 TROUBLE_S: Final = 60
+REFUSING_S: Final = 300
+"""How long a refusal is shown."""
 TROUBLES_MAX: Final = 50
 """Reasons that are in the log in a minute: some name what a sender has sent, such as an application."""
 TROUBLE_CHARS_MAX: Final = 500
@@ -90,6 +94,7 @@ class PlacedBlock(NamedTuple):
     stop: LedgerCount
     first_line: LedgerCount
     lines: LedgerCount
+    bytes: LedgerCount
 
 
 class LedgerRow(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -138,6 +143,7 @@ class Ledger:
         self._stats, self._unread = InputStats(), ""
         self._trouble_source = 0
         """The source whose trouble the stats have; 0: the input itself."""
+        self._trouble_ends_s = self._refusing_ends_s = math.inf
 
     def _take_told(self) -> None:
         """What an earlier process has told, and not published."""
@@ -161,7 +167,7 @@ class Ledger:
         self._stats = msgspec.structs.replace(
             stats,
             lines=stats.lines + span.lines,
-            bytes=stats.bytes + span.stop - span.start,
+            bytes=stats.bytes + span.bytes,
             messages=stats.messages + span.messages,
             trouble="" if self._trouble_source in (span.source, 0) else stats.trouble,
         )
@@ -176,6 +182,11 @@ class Ledger:
 
     def stats(self) -> InputStats:
         """What this process has taken in, for ``status``."""
+        now_s = now_ms() / 1000
+        if now_s >= self._trouble_ends_s:
+            self._stats = msgspec.structs.replace(self._stats, trouble="")
+        if now_s >= self._refusing_ends_s:
+            self._stats = msgspec.structs.replace(self._stats, refusing="")
         return msgspec.structs.replace(self._stats, trouble=self._stats.trouble or self._unread)
 
     def note_gap(
@@ -213,20 +224,39 @@ class Ledger:
             rows[-1] = Gap(last.start, until, unit, last.reason.removesuffix(MORE) + MORE)  # once, however many
         self._store.note_told(Told(*key, GAP, str(len(rows) - 1), msgspec.json.encode(rows[-1])))
 
-    def note_refused(self, number: int, source: str, reason: str, lines: int) -> None:
-        """Lines that no topic takes."""
+    def note_refused(
+        self, number: int, source: str, reason: str, lines: int, *, sender: str = "", told: str = ""
+    ) -> None:
+        """Lines that no topic takes, or that nobody may send.
+
+        ``sender``, ``told``: who has sent them, and why they are refused, for people; by default source and reason.
+        """
         self._stats = msgspec.structs.replace(self._stats, refused=self._stats.refused + lines)
-        source = shown_name(source)
-        key = number, source, self.minute()
+        key = number, shown_name(source), self.minute()
         of_source = self._refused.setdefault(key, Counter())
         of_source[reason] += lines
         self._store.note_told(Told(*key, REFUSED, reason, b"%d" % of_source[reason]))
+        self.note_turned_away(sender or source, told or reason)
 
-    def note_trouble(self, number: int, source: str, reason: str) -> None:
-        """What keeps a source waiting: a line in the log each minute, for each reason."""
+    def note_turned_away(self, source: str, reason: str) -> None:
+        """What is wrong with one sender, or too much of it: the input takes what others send."""
         source, reason = shown_name(source), shown_name(reason)
-        self._stats = msgspec.structs.replace(self._stats, trouble=f"{source}: {reason}"[:TROUBLE_CHARS_MAX])
-        self._trouble_source = number
+        self._stats = msgspec.structs.replace(self._stats, refusing=f"{source}: {reason}"[:TROUBLE_CHARS_MAX])
+        self._refusing_ends_s = now_ms() / 1000 + REFUSING_S
+        self._log(source, "is refused", reason)
+
+    def note_trouble(self, number: int, source: str, reason: str, *, lasting_s: float = math.inf) -> None:
+        """What keeps a source waiting: a line in the log each minute, for each reason.
+
+        ``lasting_s``: it is over then, unless it is noted again; one whose end is not known is shown before it.
+        """
+        source, reason = shown_name(source), shown_name(reason)
+        if lasting_s == math.inf or self._trouble_ends_s < math.inf or not self._stats.trouble:
+            self._stats = msgspec.structs.replace(self._stats, trouble=f"{source}: {reason}"[:TROUBLE_CHARS_MAX])
+            self._trouble_source, self._trouble_ends_s = number, now_ms() / 1000 + lasting_s
+        self._log(source, "waits", reason)
+
+    def _log(self, source: str, what: str, reason: str) -> None:
         now = now_ms() / 1000
         if reason not in self._troubles and len(self._troubles) >= TROUBLES_MAX:
             self._troubles = {told: row for told, row in self._troubles.items() if now - row[0] < TROUBLE_S}
@@ -235,7 +265,7 @@ class Ledger:
         since, count = self._troubles.get(reason, (now - TROUBLE_S, 0))
         if now - since >= TROUBLE_S:
             again = f" ({count} times more in the last minute)" if count else ""
-            logger.warning("%s waits: %s%s", source, reason, again)
+            logger.warning("%s %s: %s%s", source, what, reason, again)
             self._troubles[reason] = now, 0
         else:
             self._troubles[reason] = since, count + 1
@@ -284,9 +314,9 @@ class Ledger:
                 yield self._row(
                     *(spans[0].source, names.get(spans[0].source, ""), spans[0].minute),
                     lines=sum(span.lines for span in spans),
-                    bytes=sum(span.stop - span.start for span in spans),
+                    bytes=sum(span.bytes for span in spans),
                     messages=sum(span.messages for span in spans),
-                    spans=[PlacedBlock(*span[1:9]) for span in spans],
+                    spans=[PlacedBlock(*span[1:10]) for span in spans],
                 )
 
     async def _send(self, row: LedgerRow, loop: asyncio.AbstractEventLoop) -> None:
@@ -315,7 +345,9 @@ class Ledger:
         async with self._beginning.setdefault(part, asyncio.Lock()):  # the second one asks after blocks of the first
             if part in self._begun:
                 return
-            ends = await asyncio.to_thread(self._ends, [part])
+            ends = await asyncio.to_thread(ends_of, self._bootstrap, [part])
+            if part not in ends:
+                raise UnknownPartition(f"there is no {topic}-{partition} any more")
             self._store.add_partition(*part, ends[part])
             self._begun.add(part)
             del self._beginning[part]
@@ -329,57 +361,33 @@ class Ledger:
         """At an ordered end: nothing of this input is on its way, so recovery may begin at the end of each log."""
         parts = [row[:2] for row in self._store.partitions() if row[:2] in self._begun]
         with contextlib.suppress(ApplianceError):  # else it reads more
-            ends = await asyncio.to_thread(self._ends_of_those_there, parts)
+            ends = await asyncio.to_thread(ends_of, self._bootstrap, parts)
             self._store.set_offsets((*part, offset) for part, offset in ends.items())
+        with contextlib.suppress(StorageFault):
+            self._store.end_in_order()
 
-    def _ends(self, parts: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        if not parts:
-            return {}
-        with Consumer(self._bootstrap) as consumer:
-            return consumer.offsets_at(LATEST, parts)
-
-    def _ends_of_those_there(self, parts: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """As :meth:`_ends`, without topics that were deleted."""
-        ends: dict[tuple[str, int], int] = {}
-        if not parts:
-            return ends
-        with Consumer(self._bootstrap) as consumer:
-            with contextlib.suppress(UnknownPartition):
-                return consumer.offsets_at(LATEST, parts)
-            for part in parts:
-                with contextlib.suppress(UnknownPartition):
-                    ends |= consumer.offsets_at(LATEST, [part])
-        return ends
-
-    async def recover(self) -> list[Span]:
-        """Take blocks into account that are in the log and not in the store.
+    async def recover(self) -> None:
+        """Take blocks into account that are in the log and not in the store (:mod:`.recovery`).
 
         A topic that was deleted has none.  Blocks that go to one of its name later are noted from its end then.
 
         Raises:
             ApplianceError: a log cannot be read.
         """
-        rows = self._store.partitions()
-        ends = await asyncio.to_thread(self._ends_of_those_there, [row[:2] for row in rows])
-        for topic in sorted({row[0] for row in rows if row[:2] not in ends}):
+        clock_s = asyncio.get_running_loop().time
+        recovery = Recovery(self._store, clock_s())
+        before = set(recovery.starts)
+        while True:
+            found, ends = await asyncio.to_thread(read_logs, self._bootstrap, recovery.starts)
+            if recovery.take(found, ends, self.minute(), clock_s()):
+                break
+            await asyncio.sleep(POLL_S)
+        for topic in sorted({topic for topic, _ in before - recovery.starts.keys()}):
             logger.warning("topic %s was deleted: what it had of this input is not looked for", topic)
-        self._begun.intersection_update(ends)
-        # One that ends before what was noted of it is another one of its name, and has blocks from its first one on.
-        there = [(*row[:2], row[2] if row[2] <= ends[row[:2]] else EARLIEST) for row in rows if row[:2] in ends]
-        origins = await asyncio.to_thread(self._origins, there)
-        spans = self._store.recover(origins, self.minute())
-        if spans:
-            logger.info("%d blocks are in the log and were not noted: taken into account", len(spans))
-        return spans
-
-    def _origins(self, rows: list[tuple[str, int, int]]) -> list[tuple[BlockOrigin, str, int, int, int]]:
-        """The blocks of this and other inputs from these offsets on."""
-        origins: list[tuple[BlockOrigin, str, int, int, int]] = []
-        if rows:
-            with Consumer(self._bootstrap) as consumer:
-                for topic, partition, offset in rows:
-                    origins += _origins(consumer, topic, partition, offset)
-        return origins
+        self._begun.intersection_update(recovery.starts)
+        if recovery.blocks_count:
+            logger.info("%d blocks are in the log and were not noted: taken into account", recovery.blocks_count)
+        self._store.begin()
 
 
 class LedgerReading:
@@ -453,7 +461,7 @@ def once(rows: Iterable[LedgerRow]) -> Iterator[LedgerRow]:
             yield msgspec.structs.replace(
                 row,
                 lines=sum(span.lines for span in fresh),
-                bytes=sum(span.stop - span.start for span in fresh),
+                bytes=sum(span.bytes for span in fresh),
                 messages=sum(span.messages for span in fresh),
                 spans=fresh,
                 gaps=row.gaps if has_more else [],
@@ -501,23 +509,3 @@ def _settle(done: asyncio.Future[None], error: ApplianceError | None) -> None:
         done.set_result(None)
     else:
         done.set_exception(error)
-
-
-def _origins(
-    consumer: Consumer, topic: str, partition: int, offset: int
-) -> list[tuple[BlockOrigin, str, int, int, int]]:
-    """The blocks of a log from an offset to its present end: origin, place, offset and number of the messages."""
-    consumer.assign({(topic, partition): offset})
-    end = consumer.offsets_at(LATEST)[topic, partition]
-    origins: list[tuple[BlockOrigin, str, int, int, int]] = []
-    next_offset = -1  # of the block that was seen last
-    while consumer.position(topic, partition) < end:
-        for message in consumer.poll(timeout=1.0, messages_max=10_000):
-            origin = BlockOrigin.read(message.headers)
-            if origin is not None:
-                origins.append((origin, topic, partition, message.offset, 1))
-                next_offset = message.offset + 1
-            elif message.offset == next_offset:  # of the same batch: there is a gap between batches
-                origins[-1] = (*origins[-1][:4], origins[-1][4] + 1)
-                next_offset += 1
-    return origins

@@ -3,9 +3,8 @@
 A SQLite database in the data directory, one for each input.  It is a cache of what the log says, not a second truth:
 the first message of every block that an input sends has a header ``origin`` (:class:`BlockOrigin`), and the store knows
 for each partition up to which offset it has taken origins into account.  After a process was killed, the input reads
-the log from there on (:meth:`PositionStore.recover`), so it neither reads anything twice nor leaves anything out,
-however old the last commit is.  There is one exception: what was sent before the kill, and is not flushed when recovery
-has read the log, is sent again.  Then it is there twice, and the ledger says so.
+the log from there on (:mod:`.recovery`), so it neither reads anything twice nor leaves anything out, however old the
+last commit is.
 
 What must be durable, and when:
 
@@ -32,12 +31,13 @@ from ..errors import StorageFault
 
 ORIGIN: Final = "origin"
 """The header of the first message of a block."""
-FORMAT: Final = 3
+FORMAT: Final = 4
 ENDED_MAX: Final = 10_000
 """Files that are over, and are known when they, or copies of them, are seen again: the last ones."""
 
 _SCHEMA: Final = """
-create table store (id text not null, format integer not null, looked text not null);
+create table store (
+    id text not null, format integer not null, looked text not null, in_order integer not null default 1);
 create table source (
     number integer primary key autoincrement, name text not null, position integer not null, line integer not null,
     identity blob not null, ended integer not null default 0);
@@ -45,7 +45,7 @@ create table partition (topic text, number integer, offset integer not null, pri
 create table span (
     source integer not null, topic text not null, partition integer not null, offset integer not null,
     messages integer not null, start integer not null, stop integer not null, first_line integer not null,
-    lines integer not null, minute integer not null);
+    lines integer not null, bytes integer not null, minute integer not null);
 create table told (
     source integer not null, name text not null, minute integer not null, kind text not null, at text not null,
     what blob not null, primary key (source, name, minute, kind, at));
@@ -72,6 +72,11 @@ class BlockOrigin(NamedTuple):
     def encode(self) -> bytes:
         return " ".join(map(str, self)).encode()
 
+    @property
+    def is_of_file(self) -> bool:
+        """Whether its units are bytes: the identity of a file has commas, and a cursor of the journal has none."""
+        return "," in self.identity
+
     @classmethod
     def read(cls, headers: Sequence[tuple[str, bytes | None]]) -> BlockOrigin | None:
         """The origin in the headers of a message; None: it is not the first one of a block of ours."""
@@ -86,6 +91,17 @@ class BlockOrigin(NamedTuple):
             return None
         source, start, stop, first_line, lines = map(int, words[1:6])
         return cls(words[0], source, start, stop, first_line, lines, words[6])
+
+
+class FoundBlock(NamedTuple):
+    """A block that is in the log, of this or another input; ``value_bytes``: of the values of its messages."""
+
+    origin: BlockOrigin
+    topic: str
+    partition: int
+    offset: int
+    messages: int
+    value_bytes: int
 
 
 class Source(NamedTuple):
@@ -114,6 +130,8 @@ class Span(NamedTuple):
     stop: int
     first_line: int
     lines: int
+    bytes: int
+    """Of a file those from ``start`` to ``stop``, line breaks included; else those of the values of its messages."""
     minute: int
     """When it was flushed, in minutes since 1970."""
 
@@ -168,7 +186,10 @@ class PositionStore:
                 if not self._db.execute("select count(*) from sqlite_master").fetchone()[0]:
                     for statement in filter(str.strip, _SCHEMA.split(";")):
                         self._db.execute(statement)
-                    self._db.execute("insert into store values (?, ?, '[0, []]')", (uuid.uuid4().hex[:12], FORMAT))
+                    self._db.execute(
+                        "insert into store (id, format, looked) values (?, ?, '[0, []]')",
+                        (uuid.uuid4().hex[:12], FORMAT),
+                    )
                 self.id, version = self._db.execute("select id, format from store").fetchone()
         except sqlite3.Error as error:
             if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -178,12 +199,24 @@ class PositionStore:
             ) from error
         if version != FORMAT:
             raise StorageFault(f"{path}: format {version}, this release knows {FORMAT}: use the release that wrote it")
-        (looked,) = self._db.execute("select looked from store").fetchone()
+        looked, in_order = self._db.execute("select looked, in_order from store").fetchone()
         self.looked = msgspec.json.decode(looked, type=Looked)
         """It is stored with whatever else is."""
+        self.ended_in_order = bool(in_order)
+        """Whether the last process to use it has, with nothing on its way."""
 
     def close(self) -> None:
         self._db.close()
+
+    def begin(self) -> None:
+        """Note durably, before the first block is sent, that there may be some on their way."""
+        with self._transaction(is_durable=True):
+            self._db.execute("update store set in_order = 0")
+
+    def end_in_order(self) -> None:
+        """Note that no block is on its way."""
+        with self._transaction():
+            self._db.execute("update store set in_order = 1")
 
     def _transaction(self, *, is_durable: bool = False) -> _Transaction:
         """``is_durable``: no power loss takes it, nor what was committed before it."""
@@ -310,17 +343,24 @@ class PositionStore:
 
     # ---- after a kill
 
-    def recover(self, origins: Iterable[tuple[BlockOrigin, str, int, int, int]], minute: int) -> list[Span]:
+    def recover(self, blocks: Iterable[FoundBlock], minute: int) -> list[Span]:
         """Take into account what the log has behind the offsets of the store.
 
-        ``origins``: in the order of each log: origin, topic, partition, offset of the first message, their number.
-        Those that the store has already may be among them.
+        ``blocks``: in the order of each log.  Those that the store has already may be among them.
         """
         noted = set(self._db.execute("select source, topic, partition, offset from span"))
-        mine = [row for row in origins if row[0].store == self.id and (row[0].source, *row[1:4]) not in noted]
+        mine = [
+            block
+            for block in blocks
+            if block.origin.store == self.id and (block.origin.source, *block[1:4]) not in noted
+        ]
         spans = [
-            Span(origin.source, topic, partition, offset, count, *origin[2:6], minute)
-            for origin, topic, partition, offset, count in mine
+            Span(
+                *(origin.source, topic, partition, offset, messages, *origin[2:6]),
+                origin.stop - origin.start if origin.is_of_file else value_bytes,
+                minute,
+            )
+            for origin, topic, partition, offset, messages, value_bytes in mine
         ]
         with self._transaction():
             for span, (origin, *_) in zip(spans, mine, strict=True):

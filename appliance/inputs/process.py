@@ -3,8 +3,8 @@
 ::
 
     state       what it does                                      leaves it by
-    recovering  reads from the log what a killed process of       everything is taken into account
-                this input has sent and not noted
+    recovering  reads from the log what a killed process of       everything is taken into account, and nothing
+                this input has sent and not noted                 more of it comes (:mod:`.recovery`)
     taking      takes logs in; every COMMIT_S it notes what is    Stop, an error that no retry mends (the
                 flushed, and tells the supervisor; every minute   process ends, and is started again)
                 it publishes the ledger

@@ -239,8 +239,8 @@ class _SyslogInput:
                     await flow.room()
                     await flow.send(host, messages.split_by_topic(Frames(values[start : start + MESSAGES_MAX], part)))
         if framing.is_broken:
-            self._ledger.note_trouble(
-                0, host, "octet counting: no length where a message begins: the connection is closed"
+            self._ledger.note_turned_away(
+                host, "octet counting: no length where a message begins: the connection is closed"
             )
         for frames in framing.finish():
             await flow.send(host, messages.split_by_topic(frames))

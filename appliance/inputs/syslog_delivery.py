@@ -113,8 +113,7 @@ class SyslogDelivery:
 
     def refuse(self, name: str, host: str, reason: str, count: int, told: str = "") -> None:
         """Count what is refused under ``name``: a listener, of which there are few, or a source."""
-        self._ledger.note_refused(self._number_of(name), name, reason, count)
-        self._ledger.note_trouble(self._number_of(name), host, told or reason)
+        self._ledger.note_refused(self._number_of(name), name, reason, count, sender=host, told=told)
 
     def _number_of(self, source: str) -> int:
         try:

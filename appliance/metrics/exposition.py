@@ -138,6 +138,8 @@ class ReadingCollector(Collector):
                      [([name], row["state"] == "running") for name, row in inputs.items()])  # fmt: skip
         yield _gauge("input_waits", "1 while an input waits, or cannot read a source.", ["input"],
                      [([name], bool(row["trouble"])) for name, row in inputs.items()])  # fmt: skip
+        yield _gauge("input_refuses", "1 for 5 minutes after an input has refused a sender.", ["input"],
+                     [([name], bool(row["refusing"])) for name, row in inputs.items()])  # fmt: skip
         yield _gauge("input_sources", "Files, or senders, of an input.", ["input"],
                      [([name], row["sources"]) for name, row in inputs.items()])  # fmt: skip
         for key, about in INPUT_COUNTERS.items():

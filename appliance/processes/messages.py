@@ -489,7 +489,10 @@ class Judged(ProcessMessage):
 
 
 class InputStats(ProcessMessage):
-    """Counted since its process began; ``trouble``: what it waits for, "" while it waits for nothing."""
+    """Counted since its process began.
+
+    ``trouble``: what it waits for, "" while it waits for nothing; ``refusing``: whom it has refused something lately.
+    """
 
     lines: int = 0
     bytes: int = 0
@@ -498,6 +501,7 @@ class InputStats(ProcessMessage):
     gaps: int = 0
     sources: int = 0
     trouble: str = ""
+    refusing: str = ""
 
 
 # ---- the coordinator

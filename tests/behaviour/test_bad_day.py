@@ -65,6 +65,7 @@ def ill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (files / "watched").mkdir()
     settings |= {"inputs.a.type": "files", "inputs.a.include": f"{files}/watched/*.log", "inputs.a.topic": "a"}
     settings |= {"inputs.a.scan_ms": 200, "disk.check_ms": 500}
+    settings |= {"inputs.b.type": "http", "inputs.b.listen": "127.0.0.1:0", "inputs.b.topic": "b"}
     with Server(files / "data", **{"zookeeper.nodes": 1}, **settings) as server:
         server.wait_for_zookeeper()
         succeeding("topics", "create", "web", "--data", str(server.data_dir))
@@ -378,6 +379,18 @@ def pipe_among_files(server: Server) -> Iterator[None]:
         pipe.unlink(missing_ok=True)
 
 
+@contextmanager
+def one_bad_post(server: Server) -> Iterator[None]:
+    """One sender is wrong: the input does not wait, and takes what others send."""
+    row = wait_for(lambda: server.state["inputs"]["b"]["addresses"], "the input to listen")
+    for path, body, status in (("/_bulk", b"no index\n", 400), ("/", b"a line\n", 200)):
+        with closing(http.client.HTTPConnection(row[0].rpartition("/")[2], timeout=60)) as connection:
+            connection.request("POST", path, body)
+            assert connection.getresponse().status == status
+    assert server.state["inputs"]["b"]["trouble"] == ""
+    yield
+
+
 def remove_it(server: Server, row: Row, remedy: Remedy) -> None:
     """The remedy: mend what the reason names."""
     Path(row["why"].split(":")[0]).unlink()
@@ -531,6 +544,7 @@ class Case(NamedTuple):
 CASES = {
     "GroupLags": Case(lagging, "group reports lags by 10,001 messages", read_on),
     "InputWaits": Case(pipe_among_files, "x.log: is no regular file", remove_it),
+    "InputRefuses": Case(one_bad_post, "input b refuses", passes=True),
     "DiskFillsUp": Case(filling, "the disk is full in"),
     "ZooKeeperAway": Case(without_quorum, "no quorum", continue_it),
     "ClientsRefused": Case(refusing, "clients are refused: certificate", passes=True),

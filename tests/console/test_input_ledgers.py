@@ -88,7 +88,7 @@ def test_whoever_may_read_the_ledger_sees_it_without_places_in_topics_of_others(
 def test_a_large_ledger_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources with gaps come first; the last gaps are shown."""
     gaps = [Gap(number, number + 1, "bytes", "vanished") for number in range(GAPS_MAX + 1)]
-    span = ("disk", 0, 100, 2, 0, 8, 1, 2)
+    span = ("disk", 0, 100, 2, 0, 8, 1, 2, 8)
     rows = [LedgerRow("disk", "h", f"/{number}", number, "s", 60, 2, 8, 2, [span]) for number in range(SOURCES_MAX)]
     rows += [LedgerRow("disk", "h", "/lost", 9_999, "s", 120, gaps=gaps), LedgerRow("other", "h", "/x", 1, "s", 60, 5)]
     monkeypatch.setattr(input_ledgers, "_read", lambda *_: rows)
@@ -104,7 +104,7 @@ def test_a_large_ledger_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_whoever_writes_to_the_ledger_cannot_break_its_page(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is no row is counted, and what is read for one question is bounded."""
-    fresh = LedgerRow("odd", "h", "/x", 1, "s", int(wall_s()), 1, 1, 1, [("disk", 0, 1, 1, 0, 1, 1, 1)] * 3)
+    fresh = LedgerRow("odd", "h", "/x", 1, "s", int(wall_s()), 1, 1, 1, [("disk", 0, 1, 1, 0, 1, 1, 1, 1)] * 3)
     good = encode_row(fresh)
     odd = [
         b"", b"\xff", good.replace(b'"/x"', b'"\xff"'), good.replace(b"{", b'{"more":' + b"[" * 10**5, 1),
@@ -128,7 +128,7 @@ def test_whoever_writes_to_the_ledger_cannot_break_its_page(server: Server, monk
 def test_each_question_has_its_bounds(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
     monkeypatch.setattr(input_ledgers, bound, 0)
     reading = input_ledgers._bounds()
-    reading.row(encode_row(LedgerRow("disk", "h", "/x", 1, "s", 60, 1, 1, 1, [("disk", 0, 1, 1, 0, 1, 1, 1)])))
+    reading.row(encode_row(LedgerRow("disk", "h", "/x", 1, "s", 60, 1, 1, 1, [("disk", 0, 1, 1, 0, 1, 1, 1, 1)])))
     assert reading.is_cut
 
 

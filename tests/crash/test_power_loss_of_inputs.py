@@ -27,7 +27,7 @@ from appliance.inputs.in_order import InOrder
 from appliance.inputs.intake import InputMessage, Intake
 from appliance.inputs.machinery import Machinery
 from appliance.inputs.outlet import Placed
-from appliance.inputs.positions import BlockOrigin, PositionStore
+from appliance.inputs.positions import BlockOrigin, FoundBlock, PositionStore
 from appliance.log import Log as PartitionLog
 from appliance.records.batch import check_batch, place
 from appliance.records.decode import decode_batch
@@ -72,7 +72,7 @@ class LogOnDisk(Log):
         origin = BlockOrigin.decode(dict(records[0].headers)["origin"] or b"")
         assert origin is not None
         self.values += [record.value or b"" for record in records]
-        self.origins.append((origin, TOPIC, 0, offset, len(records)))
+        self.origins.append(FoundBlock(origin, TOPIC, 0, offset, len(records), 0))
 
     def send(
         self, topic: str, partition: int, values: list[bytes], tails: Sequence[bytes], *, keys: object = None
@@ -230,7 +230,7 @@ class World:
         assert self.gone or self.rig.gaps == []
         assert [text for text in self.senders.answered if counts[text] != 1] == []
         spans = [span for store in (self.rig.store, self.senders.store) for span in spans_of(store)]
-        blocks = Counter((offset, count) for _, _, _, offset, count in self.log.origins)
+        blocks = Counter((offset, count) for _, _, _, offset, count, _ in self.log.origins)
         assert Counter((span.offset, span.messages) for span in spans) == blocks, "the ledger names each block once"
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from appliance.inputs.files_settings import FilesSettings
 from appliance.inputs.guard import Guard
 from appliance.inputs.ledger import Ledger
 from appliance.inputs.outlet import Outlet, Placed
-from appliance.inputs.positions import BlockOrigin, PositionStore, Span
+from appliance.inputs.positions import BlockOrigin, FoundBlock, PositionStore, Span
 from appliance.records.decode import headers_at
 from appliance.shared.heartbeats import alone
 
@@ -49,7 +49,7 @@ class Log:
         self.held: list[tuple[asyncio.Future[Placed], Placed]] | None = None
         self.values: list[bytes] = []
         self.keys: list[bytes] = []
-        self.origins: list[tuple[BlockOrigin, str, int, int, int]] = []
+        self.origins: list[FoundBlock] = []
         self.fault: ApplianceError | None = None
         self.has_room = True
         self.unknown: ApplianceError | None = None
@@ -94,7 +94,7 @@ class Log:
         origin = BlockOrigin.decode(dict(headers_at(tails[0], 0)[0])["origin"] or b"")
         assert origin is not None
         offset = len(self.values)
-        self.origins.append((origin, topic, partition, offset, len(values)))
+        self.origins.append(FoundBlock(origin, topic, partition, offset, len(values), sum(map(len, values))))
         self.values += values
         placed = Placed(topic, partition, offset, len(values))
         if self.held is None:

@@ -208,8 +208,6 @@ def test_a_position_is_of_a_file_a_topic_and_a_cluster(tmp_path: Path) -> None:
     first.write_bytes(b"one\ntwo\n")
     second.write_bytes(b"three\n")
     with Server(tmp_path / "data") as server, Server(tmp_path / "other") as other:
-        for box in (server, other):
-            box.wait_for_zookeeper()
 
         def shipped(file: Path, topic: str, box: Server) -> int:
             to = ("--topic", topic, "--positions", str(positions), "--data", str(box.data_dir), "--json")
@@ -236,7 +234,6 @@ def test_a_position_is_of_a_file_a_topic_and_a_cluster(tmp_path: Path) -> None:
 def test_a_line_that_is_being_written_is_one_message_for_whom_goes_on(tmp_path: Path) -> None:
     log, positions = tmp_path / "app.log", tmp_path / "positions"
     with Server(tmp_path / "data") as server:
-        server.wait_for_zookeeper()
         at = ("--data", str(server.data_dir))
         to = ("--topic", "app", "--positions", str(positions), *at)
         log.write_bytes(b"one\ntw")
@@ -261,7 +258,6 @@ def test_positions_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     log.write_bytes(b"one\n")
     file.write_bytes(b"")
     with Server(tmp_path / "data") as server:
-        server.wait_for_zookeeper()
         to = ("--topic", "app", "--data", str(server.data_dir))
         assert "is a file" in run("ship", str(log), *to, "--positions", str(file)).err
         refused = run("ship", str(log), *to, "--positions", str(file / "below")).err

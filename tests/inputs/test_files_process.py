@@ -186,11 +186,11 @@ def test_the_ledger_says_where_every_line_is(tmp_path: Path) -> None:
         offsets = sorted(stored)
         spans = sorted(span for row in rows for span in row.spans)
         assert sum(span[3] for span in spans) == len(offsets)
-        for topic, partition, offset, count, start, stop, _, lines in spans:
+        for topic, partition, offset, count, start, stop, _, lines, size in spans:
             assert (topic, partition, count) == ("disk", 0, lines)
             first = offsets.index(offset)
             values = [stored[at] for at in offsets[first : first + count]]
-            assert sum(len(value) + 1 for value in values) == stop - start
+            assert sum(len(value) + 1 for value in values) == stop - start == size
 
 
 @pytest.mark.parametrize("kind", ["truncated", "removed"])

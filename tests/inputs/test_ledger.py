@@ -109,7 +109,7 @@ def test_two_that_begin_a_partition_together_note_its_end_before_the_block_of_ei
 ) -> None:
     """Recovery after a kill reads from there on: a later end would leave out what the first one has sent meanwhile."""
     ends = iter([5, 9])
-    monkeypatch.setattr(ledger, "_ends", lambda parts: {part: next(ends) for part in parts})
+    monkeypatch.setattr(module, "ends_of", lambda _, parts: {part: next(ends) for part in parts})
 
     async def begin() -> None:
         await asyncio.gather(*(ledger.begin_partition("web", 0) for _ in range(3)))
@@ -201,7 +201,7 @@ def test_a_source_whose_name_is_no_utf_8_has_rows_with_its_bytes_escaped(tmp_pat
     store = PositionStore(tmp_path / "positions")
     ledger = Ledger("hosts", "web-1", "ledger", store, topic, "127.0.0.1:1")  # type: ignore[arg-type]
     (number,) = store.add_sources([(name, 0, 1, b"")])
-    store.note(Source(number, name, 4, 2, b"", False), Span(number, "disk", 0, 0, 1, 0, 4, 1, 1, ledger.minute()))
+    store.note(Source(number, name, 4, 2, b"", False), Span(number, "disk", 0, 0, 1, 0, 4, 1, 1, 4, ledger.minute()))
     ledger.note_gap(number, name, 4, 8, "bytes", f"compressed to {name}.gz before it was read")
     ledger.note_refused(number, name, "why", 1)
     ledger.note_trouble(number, name, f"no topic for {name}")
@@ -217,7 +217,7 @@ def test_a_source_whose_name_is_no_utf_8_has_rows_with_its_bytes_escaped(tmp_pat
 
 def test_what_was_published_twice_is_counted_once() -> None:
     """A row that was published before a kill comes again with what the process after it has added."""
-    spans = [PlacedBlock("t", 0, 100, 2, 0, 20, 1, 2), PlacedBlock("t", 0, 200, 3, 20, 50, 3, 3)]
+    spans = [PlacedBlock("t", 0, 100, 2, 0, 20, 1, 2, 20), PlacedBlock("t", 0, 200, 3, 20, 50, 3, 3, 30)]
     first = LedgerRow("disk", "web-1", "app.log", 1, "store", 60, 2, 20, 2, spans[:1])
     both = LedgerRow("disk", "web-1", "app.log", 1, "store", 60, 5, 50, 5, spans)
     lost = LedgerRow("disk", "web-1", "app.log", 1, "store", 60, gaps=[Gap(50, 60, "bytes", "gone")])

@@ -7,9 +7,9 @@ import pytest
 from appliance.inputs.ledger import Gap, LedgerRow, PlacedBlock
 from appliance.inputs.line_search import LIVES_MAX, LineSearch
 
-FIRST = PlacedBlock("disk", 0, 100, 3, 0, 30, 1, 3)
-EVENTS = PlacedBlock("disk", 1, 500, 2, 30, 90, 4, 6)
-THIRD = PlacedBlock("disk", 0, 200, 2, 120, 140, 12, 2)
+FIRST = PlacedBlock("disk", 0, 100, 3, 0, 30, 1, 3, 30)
+EVENTS = PlacedBlock("disk", 1, 500, 2, 30, 90, 4, 6, 60)
+THIRD = PlacedBlock("disk", 0, 200, 2, 120, 140, 12, 2, 20)
 
 
 def row(*spans: PlacedBlock, number: int = 1, **more: object) -> LedgerRow:
@@ -40,7 +40,7 @@ def test_each_line_is_in_its_block_also_if_that_was_published_twice(line: int, p
 
 
 def test_the_last_life_comes_first_and_what_came_twice_has_each_of_its_places() -> None:
-    again = PlacedBlock("disk", 0, 900, 3, 0, 30, 1, 3)
+    again = PlacedBlock("disk", 0, 900, 3, 0, 30, 1, 3, 30)
     places = search(2, row(FIRST), row(FIRST, number=2), row(again, number=2)).places()
     assert [(there.life, there.offset) for there in places] == [(2, 101), (2, 901), (1, 101)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.inputs.positions import BlockOrigin, PositionStore, Source, Span
+from appliance.inputs.positions import BlockOrigin, FoundBlock, PositionStore, Source, Span
 
 MARK = "/nowhere/before the call"
 PROGRAM = """
@@ -19,7 +19,7 @@ from pathlib import Path
 from appliance.inputs.positions import PositionStore, Source, Span
 store = PositionStore(Path(sys.argv[1]))
 store.add_sources([("first", 0, 1, b"")])
-store.note(Source(1, "first", 10, 2, b"x", False), Span(1, "t", 0, 0, 1, 0, 10, 1, 1, 0))
+store.note(Source(1, "first", 10, 2, b"x", False), Span(1, "t", 0, 0, 1, 0, 10, 1, 1, 10, 0))
 os.path.exists(sys.argv[2])
 exec(sys.argv[3])
 os.path.exists(sys.argv[2])
@@ -51,12 +51,12 @@ def test_recovery_begins_where_a_topic_that_was_made_again_has_its_last_block(tm
     store = PositionStore(tmp_path / "store")
     (number,) = store.add_sources([("a", 0, 1, b"x")])
     store.add_partition("t", 0, 0)
-    spans = [Span(number, "t", 0, offset, 1, start, start + 10, 1, 1, 0) for offset, start in ((1_000, 0), (5, 10))]
+    spans = [Span(number, "t", 0, offset, 1, start, start + 10, 1, 1, 10, 0) for offset, start in ((1_000, 0), (5, 10))]
     for span in spans:
         store.note(Source(number, "a", span.stop, 2, b"x", False), span)
         store.commit()
     assert store.offset_of("t", 0) == 6
     origin = BlockOrigin(store.id, number, 10, 20, 1, 1, "x")
-    assert store.recover([(origin, "t", 0, 5, 1)], minute=0) == []
+    assert store.recover([FoundBlock(origin, "t", 0, 5, 1, 9)], minute=0) == []
     assert store.spans(1) == spans
     store.close()

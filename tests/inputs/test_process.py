@@ -106,7 +106,7 @@ def test_positions_are_committed_while_the_ledger_cannot_be_published(
             for ledger.now in range(1, MINUTES + 1):
                 source, span = (
                     Source(number, "app.log", ledger.now, 1, b"x", False),
-                    Span(number, "t", 0, ledger.now, 1, ledger.now - 1, ledger.now, 1, 1, ledger.now),
+                    Span(number, "t", 0, ledger.now, 1, ledger.now - 1, ledger.now, 1, 1, 1, ledger.now),
                 )
                 store.note(source, span)
                 before = told

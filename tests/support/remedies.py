@@ -60,6 +60,7 @@ WITHOUT_COMMAND = {
     "CertificateExpired": "certificates come from an authority of the operator's",
     "CertificateExpires": "as above",
     "CertificateUnusable": "the reason names the file, and what is wrong with it",
+    "InputRefuses": "the sender that is wrong is on another host",
     "InputWaits": "the reason names the file or the address, and what is wrong with it",
     "InsecureListener": "whether TLS, a login or the loopback is wanted only the operator knows",
     "LeadersAway": "it is on another host",

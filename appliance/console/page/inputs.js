@@ -51,6 +51,7 @@ export function inputs() {
       { name: "refused", label: "Refused", number: true, value: (row) => row.refused, show: (row) => count(row.refused) },
       { name: "gaps", label: "Gaps", number: true, value: (row) => row.gaps, show: (row) => count(row.gaps) },
       { name: "trouble", label: "Waits for", show: (row) => bdi([row.trouble, row.todo].filter(Boolean).join(": ")) },
+      { name: "refusing", label: "Refuses", show: (row) => bdi(row.refusing) },
     ],
   });
   const note = el("p", { class: "note", text: "Since each began to run. The ledger of an input has more." });
