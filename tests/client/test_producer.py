@@ -172,7 +172,8 @@ def test_keys_go_where_kafkas_java_client_sends_them(peer: Peer) -> None:
 
 
 def test_without_a_key_each_batch_takes_another_partition(peer: Peer) -> None:
-    with make(peer, batch_messages_max=5, rng=random.Random(1)) as producer:
+    # No batch goes before it is full, however slow this is.
+    with make(peer, batch_messages_max=5, linger_ms=60_000, rng=random.Random(1)) as producer:
         deliveries = [producer.send("wide", b"x") for _ in range(200)]
         producer.flush(TIMEOUT_S)
     partitions = [d.partition for d in deliveries]
