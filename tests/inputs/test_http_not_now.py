@@ -184,9 +184,17 @@ def test_who_gives_way_in_the_middle_of_a_request_hears_why(web: Box) -> None:
         assert crowd[3].recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
+def connections_to(port: int) -> list[str]:
+    """The state of each connection that a server at a port of this machine has not closed yet."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [row[3] for row in rows if int(row[1].rpartition(":")[2], 16) == port and row[3] in ("01", "08")]
+
+
 def test_without_descriptors_it_is_told_once_and_goes_on_when_there_are_some(web: Box) -> None:
     assert web.send("few", "first").status == 200
     pid = web.pid("few")
+    # The descriptor of a connection that closes later would be one more that can be accepted.
+    wait_for(lambda: not connections_to(web.address("few")[1]), "the connections before this one to be closed")
     used = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
     least = next(number for number in itertools.count() if number not in used)
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
