@@ -11,8 +11,8 @@ Over control channels (:mod:`.control`)::
     PartitionTable       S → W, C         its segment table, in which it can be read from now on
     PartitionDropped     S → W, C, I      it is deleted, or moved away
     RangesDamaged        S → W            all ranges of it that are not served; none: all of it is served
-    FilesChanged         S → W, C         readers forget what they know of its files: some are others now
-    FilesChanged         I, scrubber → S  ... tell the readers
+    FilesChanged         S → W, C         a file of it was replaced: open it anew
+    FilesChanged         I, scrubber → S  ... tell W and C
     WriterChannel +fd    S → W            the channel to its writer
     WriterRetires        S → W            send its writer what waits, and nothing after that
     CoordinatorStreamOpened +fd  S → W    the stream to the coordinator
@@ -40,7 +40,7 @@ Over control channels (:mod:`.control`)::
     WriteMarker          C → S → R        end its transaction: append the marker, if anything of it is in the log
     AbortHanging         C → S → R        end what is open in the log, and no coordinator knows of
     TransactionsSent     C → S → R        the writer has been sent an OpenTransaction for all that is open there
-    TransactionStep      R → S → C        one of these three is done, and markers are flushed
+    TransactionStep      R → S → C        OpenTransaction, WriteMarker or AbortHanging is done, and flushed
     TransactionStep      S → C            ... or cannot be: there is no writer for it
     WriterStarted        S → C            a writer has opened the log: see below
     Retire               S → R            answer what has come, close the log, and end

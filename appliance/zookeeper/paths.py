@@ -66,7 +66,7 @@ class BrokerInfo(msgspec.Struct, frozen=True):
 
 
 class TopicInfo(msgspec.Struct, frozen=True):
-    """A topic: for each partition its brokers (the first one leads), and the settings given at creation.
+    """A topic: for each partition its brokers (the first one leads), and its own settings as they are now.
 
     ``id`` is the topic's identity (see ``catalog``).  A topic that is deleted and created again has another id.
     """

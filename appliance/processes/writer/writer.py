@@ -11,6 +11,10 @@ This module is the program: open, the loop, close.  The parts::
     unflushed       flushes, in a thread or in the loop; publishes and acknowledges written batches
     producers       idempotent producers
 
+Of transactions it knows what the coordinator tells it (``broker.open_transactions``) and what the log has open
+(``log.transactions``); it appends their markers between two turns, and answers when they are flushed
+(:class:`FlushedSteps`).
+
 :class:`Appender` checks the record batches of a turn, gives each its offset, and appends all.  :func:`delete_before`
 deletes the records before an offset, for retention and for DeleteRecords, in these steps:
 
@@ -349,7 +353,10 @@ def _unsettable(attributes: int) -> InvalidTimestamp | InvalidRecord:
 
 
 class FlushedSteps:
-    """The steps of transactions that are done; the tokens of what it is answered are the messages."""
+    """Steps of transactions whose records are flushed, until the loop sends the coordinator their answers.
+
+    It takes the place of a connection in :class:`Unflushed`, which calls :meth:`answer`: a step is its own token.
+    """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         """``wake`` lets the loop :meth:`take_answered` them."""
