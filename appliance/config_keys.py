@@ -30,6 +30,8 @@ LINE_SHOWN_MAX = 80
 
 _HEADER = re.compile(r"""\s*\[((?:"[^"]*"|'[^']*'|[^\[\]"'])+)\]""")
 _WORD = re.compile(r"""([\w-]+)|"([^"]*)"|'([^']*)'""", re.ASCII)
+_FLOAT = re.compile(r"\d{1,20}(\.\d{1,20})?", re.ASCII)
+_WITH_UNIT = re.compile(r"\s*(-?\d+(?:_\d+)*)\s*([A-Za-z]*)\s*")
 
 SIZES = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4}
 SIZES |= {"kib": KIB, "mib": MIB, "gib": GIB, "tib": 1 << 40}
@@ -136,14 +138,14 @@ def _number(value: Scalar) -> int | float:
 
 def _parse_float(value: object) -> float:
     text = str(value).strip()
-    if isinstance(value, bool) or not re.fullmatch(r"\d{1,20}(\.\d{1,20})?", text, re.ASCII):
+    if isinstance(value, bool) or not _FLOAT.fullmatch(text):
         raise ValueError("must be a number, such as 0.5")
     return float(text)
 
 
 def parse_units(text: str, units: Mapping[str, int]) -> int | None:
     """Parse a whole number with an optional one of the ``units`` after it; None for any other text."""
-    match = re.fullmatch(r"\s*(-?\d+(?:_\d+)*)\s*([A-Za-z]*)\s*", text)
+    match = _WITH_UNIT.fullmatch(text)
     if match is None or match[2].lower() not in units:
         return None
     return int(match[1]) * units[match[2].lower()]
