@@ -102,6 +102,26 @@ def test_so_many_open_at_a_time_and_the_others_follow(make_appliance: Callable[.
     assert len(writers(server)) == count
 
 
+def test_who_needs_the_writer_of_a_partition_that_is_repaired_gets_the_next_one(
+    make_appliance: Callable[..., Server],
+) -> None:
+    """A worker asks once: also where the writer was still opening its log, or had not been started for lack of room."""
+    server = make_appliance(**{"liveness.timeout_ms": 300_000})
+    opening, queued = 0, OPENING_MAX
+    markers = [server.data_dir / f"t-{partition}" / MARKER_NAME for partition in range(OPENING_MAX)]
+    with Peer(server.native) as peer, Peer(server.native) as second, Peer(server.native) as third:
+        peer.create("t", OPENING_MAX + 1)
+        with held(markers):
+            storm(peer, OPENING_MAX + 1)
+            wait_for(lambda: len(writers(server)) == OPENING_MAX, "as many as may open")
+            second.create("other")  # the supervisor has handled all needs when it has handled this order
+            third.send([native.ADMIN, 1, "repair", {"name": "t", "partition": opening}])
+            header, _ = second.call([native.ADMIN, 1, "repair", {"name": "t", "partition": queued}])
+            assert "nothing to repair" in header[2]
+            wait_for(lambda: "t-0" in server.state["offline"], "the one that opens to be out of service")
+        assert Counter(peer.receive()[0][1] for _ in range(OPENING_MAX + 1)) == {0: OPENING_MAX + 1}
+
+
 def test_a_writer_that_keeps_dying_is_slowed_down_although_a_producer_needs_it(
     make_appliance: Callable[..., Server],
 ) -> None:
