@@ -65,7 +65,7 @@ class ChildEvents:
         self._opening, self._removals, self._outages, self._sides = opening, removals, outages, sides
         self._inspection, self._scrubbing, self._inputs = inspection, scrubbing, inputs
         self._compactions = compactions
-        self._orders = Orders(hosted, opening, writers, removals, compactions, coordinator)
+        self._orders = Orders(hosted, opening, writers, removals, outages, compactions, coordinator)
         self._on_change, self._refusals = on_change, refusals
 
     def handle(self, child: Child, what: messages.FromChild | ChildEnd) -> None:
@@ -161,7 +161,7 @@ class ChildEvents:
                 self._compactions.on_swapped(message)
                 return
             case messages.LogCompacted():
-                self._compactions.on_done(message)
+                self._compactions.on_done(child, message)
             case messages.LogFull(reason):
                 self._hosted.on_full(child.key, reason)
             case messages.Offline(reason):
@@ -342,11 +342,13 @@ class Orders:
         opening: Opening,
         writers: Writers,
         removals: Removals,
+        outages: Outages,
         compactions: Compactions,
         coordinator: CoordinatorChild,
     ) -> None:
         self._hosted, self._opening, self._writers = hosted, opening, writers
-        self._removals, self._compactions, self._coordinator = removals, compactions, coordinator
+        self._removals, self._outages, self._compactions = removals, outages, compactions
+        self._coordinator = coordinator
         self._by_token: dict[int, Order] = {}
 
     def create(self, token: int, rows: list[NewPartition]) -> None:
@@ -380,6 +382,7 @@ class Orders:
             self._opening.drop(partition)
             self._compactions.drop(partition)
             self._writers.drop(partition)
+            self._outages.drop(partition)
             # Without a table too: files may be left of a removal that an earlier instance did not finish.
             self._removals.remove_partition(partition, topic_id, trash)
         self._answer_if_done(order)

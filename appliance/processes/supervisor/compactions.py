@@ -111,7 +111,9 @@ class Compactions:
         self._coordinator.send(FilesChanged(message.partition))
         self.role.send(message.partition, message)
 
-    def on_done(self, message: LogCompacted) -> None:
+    def on_done(self, child: Child, message: LogCompacted) -> None:
+        if child.stopping:  # killed: the log it speaks of is another one by now, or is none
+            return
         if message.error:
             logger.error("%s-%d cannot be compacted: %s", *message.partition, message.error)
             since_s = self._failed.get(message.partition, (wall_s(),))[0]

@@ -13,6 +13,9 @@ queue of the disk at most.  The states of a partition that is out of service::
                however, or the writer has;    opener                                          order is answered; ordered
                readers forget what they know                                                  if an order came
                of the files                                                                   meanwhile
+    deleted    the topic is, in any of these  none         UnknownPartition   none            none: orders are answered,
+               states: a repairer is killed                                                   the name is free when the
+                                                                                              repairer has ended
 
 Causes::
 
@@ -69,6 +72,7 @@ logger = logging.getLogger(__name__)
 
 REASON: Final = "it is being repaired (appliance log repair)"
 INTERRUPTED: Final = "repairing was interrupted: try again"
+DELETED: Final = "the topic was deleted meanwhile"
 AGAIN_MS_MIN: Final = 2_000
 AGAIN_MS_MAX: Final = 600_000
 ACTIONS_MAX: Final = 200
@@ -167,10 +171,8 @@ class Outages:
         self._try_again.want(partition, delay_ms)
 
     def _on_try_again(self, partition: TopicPartition) -> None:
-        row = self._hosted.get(partition)
-        if row is None:
-            self._delays_ms.pop(partition, None)
-        elif row.offline and row.table and partition not in self._outages and partition not in self._hosted.opening:
+        row = self._hosted[partition]
+        if row.offline and row.table and partition not in self._outages and partition not in self._hosted.opening:
             self._begin(partition, Outage(), row.offline)
 
     # ---- out of service
@@ -182,45 +184,50 @@ class Outages:
         self._compactions.drop(partition)
         self._writers.set_aside(partition)
 
+    def drop(self, partition: TopicPartition) -> None:
+        """Give up a deleted partition.  A repairer works by path, where a later topic of this name may have its log."""
+        self.repairers.kill(partition)
+        self._try_again.drop(partition)
+        self._delays_ms.pop(partition, None)
+        outage = self._outages.pop(partition, None)
+        for order in () if outage is None else (outage, outage.following):
+            if order is not None and order.repairs:
+                self._answer(order.token, UnknownPartition.__name__, DELETED, {})
+
     def start(self) -> None:
         """Go on with the partitions that no process has open any more.  Called in every turn."""
         if self.repairers.stops:
             return
         for partition, outage in list(self._outages.items()):
-            if partition not in self._hosted:  # deleted meanwhile
-                if not (outage.repairs and not self.repairers.all_gone):
-                    self._end(partition)
-            elif not outage.opens and partition not in self._writers and partition not in self._hosted.opening:
+            if not outage.opens and partition not in self._writers and partition not in self._hosted.opening:
                 if not outage.repairs:
                     self._open(partition)
                 elif self.repairers.all_gone:
                     self.repairers.start(partition)
 
-    def _prepare(self, partition: TopicPartition) -> Process | None:
-        row = self._hosted.get(partition)
-        if row is None:
-            return None
-        outage = self._outages[partition]
+    def _prepare(self, partition: TopicPartition) -> Process:
+        row, outage = self._hosted[partition], self._outages[partition]
         job = RepairJob(partition, row.topic_id, row.table, outage.cut, outage.was_offline)
         run = partial(repair_log, self._data_dir, job)
         return Process(interruptible(run), "repairer", {LOCK}, works=True)
 
     def on_repaired(self, partition: TopicPartition, error: str, message: str, result: dict[str, Any]) -> None:
         """Note what the repairer has reported; it ends now."""
-        outage = self._outages[partition]
-        outage.error, outage.message, outage.result = error, message, result
+        outage = self._outages.get(partition)
+        if outage is not None:  # not deleted meanwhile
+            outage.error, outage.message, outage.result = error, message, result
 
     def on_repairer_end(self, child: Child) -> None:
         """Let the partition come back, however the repairer has ended."""
         self.repairers.on_end(child)
         partition: TopicPartition = child.key
-        if partition in self._hosted:
-            if not self._outages[partition].error:
-                self._hosted[partition].damaged = []
-                self._workers.send_all(self._hosted[partition].damage_message(partition))
-            self._open(partition)
-        else:
-            self._end(partition)
+        outage = self._outages.get(partition)
+        if outage is None:  # deleted meanwhile
+            return
+        if not outage.error:
+            self._hosted[partition].damaged = []
+            self._workers.send_all(self._hosted[partition].damage_message(partition))
+        self._open(partition)
 
     def _open(self, partition: TopicPartition) -> None:
         self._outages[partition].opens = True
@@ -230,8 +237,7 @@ class Outages:
     def on_opened(self, outcomes: list[PartitionOutcome]) -> None:
         """Answer the orders for partitions that an opener has tried to open, and try again what is offline."""
         for partition, error, reason in outcomes:
-            if partition in self._hosted:
-                self._inspection.inspect(partition)
+            self._inspection.inspect(partition)
             if not error:
                 self._delays_ms.pop(partition, None)
             elif error != OutOfResources.__name__:  # which is tried again elsewhere
@@ -251,12 +257,8 @@ class Outages:
                 logger.info("%s-%d: repaired: %s", *partition, outage.message or outage.result)
             self._before_answer()
             self._answer(outage.token, outage.error, outage.message, outage.result)
-        if outage.following is None:
-            return
-        if partition in self._hosted:
+        if outage.following is not None:
             self._begin(partition, outage.following, REASON)
-        else:
-            self._answer(outage.following.token, UnknownPartition.__name__, "the topic was deleted meanwhile", {})
 
     def _answer(self, token: int, error: str, message: str, result: dict[str, Any]) -> None:
         self._coordinator.send(RepairDone(token, error, message, result))

@@ -10,8 +10,10 @@ successors)::
 
     step                                         C dies    S dies, or power fails     R or L dies
     1 C notes the removal in the catalog         C'        C' at the next start
-    2 S drops the table, retires the writer      C' (a)    C' at the next start (b)
-    3 R renames the directory, syncs             C' (a)    C' at the next start (c)   C tries again (d)
+    2 S drops the table, retires the writer,     C' (a)    C' at the next start (b)
+      kills who repairs or compacts the log
+    3 when all who write to it have ended,       C' (a)    C' at the next start (c)   C tries again (d)
+      R renames the directory, syncs
     4 C removes registration and offsets         C'        C' at the next start (e)
     5 C drops the removal from the catalog:      -         C' at the next start (e)
       the name is free
@@ -64,9 +66,18 @@ ROWS_PER_MESSAGE: Final = 50
 class Removals:
     """Partitions between an order to delete them and their free names, with the ids of their topics."""
 
-    def __init__(self, data_dir: Path, hosted: Hosted, children: Children, actions: Actions, writers: Writers) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        hosted: Hosted,
+        children: Children,
+        actions: Actions,
+        writers: Writers,
+        rewriters: Sequence[Role[TopicPartition]],
+    ) -> None:
+        """``rewriters``: whose children change files of one partition, as writers and openers do."""
         self._data_dir = data_dir
-        self._hosted, self._children, self._writers = hosted, children, writers
+        self._hosted, self._children, self._writers, self._rewriters = hosted, children, writers, rewriters
         self._ids: dict[TopicPartition, str] = {}
         self._to_trash: set[TopicPartition] = set()
         """Those of them whose files are kept."""
@@ -85,7 +96,7 @@ class Removals:
     # ---- freeing names
 
     def remove_partition(self, partition: TopicPartition, topic_id: str, trash: bool = False) -> None:
-        """Remove a partition once its writer has ended; its table has been dropped.  ``trash``: keep its files."""
+        """Remove a partition once nobody writes to its files; its table has been dropped.  ``trash``: keep them."""
         assert self._ids.get(partition, topic_id) == topic_id
         self._ids[partition] = topic_id
         if trash:
@@ -94,17 +105,18 @@ class Removals:
             self._to_trash.discard(partition)
 
     def start_remover(self) -> None:
-        """Start a remover for all partitions that no process has open; one at a time.  Called in every turn."""
+        """Start a remover for all partitions that no process writes to; one at a time.  Called in every turn."""
         if self.removers.stops or not self.removers.all_gone or not self._ids:
             return
-        ready = {
-            partition: topic_id
-            for partition, topic_id in self._ids.items()
-            if partition not in self._writers and partition not in self._hosted.opening
-        }
+        ready = [partition for partition in self._ids if not self._is_written(partition)]
         if ready:
             self._under_way = set(ready)
             self.removers.start(tuple(ready))
+
+    def _is_written(self, partition: TopicPartition) -> bool:
+        """Whether a process may write by the path of a partition, which a later topic of this name has, too."""
+        is_open = partition in self._writers or partition in self._hosted.opening
+        return is_open or any(partition in role for role in self._rewriters)
 
     def _prepare_remover(self, partitions: tuple[TopicPartition, ...]) -> Process:
         ids = {partition: self._ids[partition] for partition in partitions}

@@ -296,9 +296,10 @@ class Supervisor:
         self._inspection = Inspection(*among, self._scrubbing)
         self._opening = Opening(*common, self._workers, self._coordinator, self._inspection)
         self._writers = Writers(config, data_dir, hosted, children, actions, self._workers, self._on_change)
-        self._removals = Removals(data_dir, hosted, children, actions, self._writers)
         self._compactions = Compactions(*among[:-1], self._writers)
         self._outages = Outages(*among, self._writers, self._opening, self._inspection, self._compactions)
+        rewriters = [self._outages.repairers, self._compactions.role]
+        self._removals = Removals(data_dir, hosted, children, actions, self._writers, rewriters)
         self._sides = SideProcesses(side_roles, config, data_dir, children, actions)
         self._inputs = Inputs(run_input, config, data_dir, children, actions)
         refusals = RefusalCounts()

@@ -337,7 +337,7 @@ class Forked:
 def test_a_deletion_ordered_before_the_remover_has_ended_waits_for_the_next_one(tmp_path: Path) -> None:
     """Goal: the end of the first remover does not count as an interruption of what the second one is to do."""
     children = Forked()
-    removals = Removals(tmp_path, Hosted(), children, Actions(lambda: None), set())  # type: ignore[arg-type]
+    removals = Removals(tmp_path, Hosted(), children, Actions(lambda: None), set(), [])  # type: ignore[arg-type]
     first, second = TopicPartition("a", 0), TopicPartition("b", 0)
     removals.remove_partition(first, "a" * 32)
     removals.start_remover()
