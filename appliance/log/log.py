@@ -417,24 +417,28 @@ class Log:
             Whether that was done; False when retention has removed the segment meanwhile.
 
         Raises:
+            DiskFull, OutOfResources: it may be half done: the next call goes on.
             StorageFault: the disk fails.
         """
         log, index = log_path(self.path, base), index_path(self.path, base)
-        if base not in self.bases[:-1]:
-            for path in (log, index):
-                remove_file(compacted_path(path), self._system)
-            return False
-        if not (compacted_path(log).exists() and compacted_path(index).exists()):
-            return True  # asked again: it was done before, and a later pass may be writing
-        following = self.bases[self.bases.index(base) + 1]
+        new_log, new_index = compacted_path(log), compacted_path(index)
         with self._disk():
-            if compacted_path(log).stat().st_size != following - base:
-                raise StorageFault(f"{compacted_path(log)}: is not what belongs in the place of {log.name}")
-            self._remove_marker()
-            remove_file(index, self._system)
-            self._system.fsync(self._directory.fd)
-            self._system.rename(compacted_path(log), log)
-            self._system.rename(compacted_path(index), index)
+            if base not in self.bases[:-1]:
+                for path in (new_log, new_index):
+                    remove_file(path, self._system)
+                return False
+            is_half_done = new_index.exists() and not new_log.exists() and not index.exists()
+            if not is_half_done:
+                if not (new_log.exists() and new_index.exists()):
+                    return True  # asked again: it was done before, and a later pass may be writing
+                following = self.bases[self.bases.index(base) + 1]
+                if new_log.stat().st_size != following - base:
+                    raise StorageFault(f"{new_log}: is not what belongs in the place of {log.name}")
+                self._remove_marker()
+                remove_file(index, self._system)
+                self._system.fsync(self._directory.fd)
+                self._system.rename(new_log, log)
+            self._system.rename(new_index, index)
             self._system.fsync(self._directory.fd)
         return True
 

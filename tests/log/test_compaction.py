@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import random
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.config import TopicSettings
-from appliance.durable_files import File
+from appliance.durable_files import SYSTEM, File
+from appliance.errors import DiskFull, OutOfResources
 from appliance.log import FileCache, Log, LogReader, compaction
 from appliance.log.compaction import CompactionState, PassCounts, Policy, run_pass
-from appliance.log.files import compacted_path, log_path, offset_at
+from appliance.log.files import compacted_path, index_path, log_path, offset_at
 from appliance.log.reader import SegmentFile
 from appliance.log.repair import repair
 from appliance.log.segment import scan
@@ -391,6 +395,47 @@ def test_a_late_request_leaves_a_file_alone_that_is_not_finished(path: Path) -> 
     compacted_path(log_path(path, 0)).write_bytes(bytes(log.bases[1]))
     assert log.swap(0) and log.state == ONLINE
     assert records_of(log) == records
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.ENOMEM])
+def test_a_swap_that_the_machine_refuses_at_any_step_is_gone_on_with_when_asked_again(path: Path, number: int) -> None:
+    """Method: of the calls that change the directory, each fails once.  A file system may need room for any of them."""
+    steps_left = 0
+
+    def step(call: Callable[..., None]) -> Callable[..., None]:
+        def refused(*arguments: object) -> None:
+            nonlocal steps_left
+            steps_left -= 1
+            if steps_left == 0:
+                raise OSError(number, os.strerror(number))
+            call(*arguments)
+
+        return refused
+
+    system = replace(SYSTEM, rename=step(os.rename), unlink=step(os.unlink), fsync=step(os.fsync))
+    steps_refused = 0
+
+    def swap(base: int) -> bool:
+        nonlocal steps_left, steps_refused
+        for attempt in itertools.count(1):
+            steps_left = attempt
+            try:
+                is_done = log.swap(base)
+            except (DiskFull, OutOfResources):
+                steps_refused += 1
+            else:
+                assert log_path(path, base).exists() and index_path(path, base).exists()
+                return is_done
+        raise AssertionError
+
+    rolled(path, *[keyed((b"k", b"%d" % number), (b"j", b"%d" % number)) for number in range(5)]).close()
+    log = Log.open(path, SETTINGS, lambda: 5000, boot=BOOT, system=system)
+    counts = run_pass(
+        path, log.bases, log.end_offset, Policy(log.bases[-1], NEVER, 0, 1 << 20, 256), swap, lambda _: None
+    )
+    assert counts.segments == 4 and steps_refused >= 5 * counts.segments
+    assert not list(path.glob("*.compacted")) and verify(path).sound
+    assert pairs_of(log) == [(b"k", b"4"), (b"j", b"4")]
 
 
 # ---- power loss

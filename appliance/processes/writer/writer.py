@@ -730,8 +730,12 @@ class Writer:
         Raises:
             StorageFault: the disk fails.
         """
-        with self._heart.working():
-            done = swap_segment(self._log, self._producers, base, self._unflushed.flush_and_wait)
+        try:
+            with self._heart.working():
+                done = swap_segment(self._log, self._producers, base, self._unflushed.flush_and_wait)
+        except (DiskFull, OutOfResources) as error:  # the compactor asks again
+            logger.warning("%s: a compacted segment is not in its place yet: %s", self._arguments.path, error)
+            return
         self._control.send(SegmentSwapped(partition, base, done))
 
     def _step(self, message: OpenTransaction | WriteMarker | AbortHanging) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -16,9 +17,20 @@ from appliance.durable_files import System
 from appliance.errors import InvalidRecord, OutOfResources, StorageFault
 from appliance.libc import begin_write_back
 from appliance.log import FlushTicket, Log
+from appliance.log.compaction import Policy, run_pass
+from appliance.log.files import index_path
 from appliance.names import TopicPartition
 from appliance.partition_states import ONLINE
-from appliance.processes.messages import FROM_WRITER, DeleteBefore, FlushNow, FlushSoon, Roll
+from appliance.processes.messages import (
+    FROM_WRITER,
+    TO_SUPERVISOR,
+    DeleteBefore,
+    FlushNow,
+    FlushSoon,
+    Roll,
+    SegmentSwapped,
+    SwapSegment,
+)
 from appliance.processes.writer import producers, unflushed, writer
 from appliance.processes.writer.producers import Producers
 from appliance.processes.writer.unflushed import Unflushed
@@ -195,6 +207,43 @@ def test_a_flush_that_fails_while_all_is_deleted_ends_the_writer(
         rig.order(DeleteBefore(PARTITION, rig.table.log_end_offset))
         assert isinstance(rig.ended(), StorageFault)
         assert rig.table.start == 0
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.ENOMEM])
+def test_a_writer_goes_on_that_has_no_room_to_put_a_compacted_segment_in_its_place(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers nothing: the compactor asks again."""
+    renames: list[Path] = []
+
+    def refused(path: Path, target: Path) -> None:
+        renames.append(target)
+        if len(renames) == 2:  # that of the index
+            raise OSError(number, os.strerror(number))
+        path.rename(target)
+
+    with Rig(tmp_path) as rig:
+        monkeypatch.setattr(rig.writer._log, "_system", System(rename=refused))
+        for value in (b"old", b"new"):
+            assert rig.answer(rig.produce(encode_batch([(b"key", value, (), 1_000)])))[0] == 0
+            rig.order(Roll(PARTITION))
+            wait_for(lambda: rig.table.snapshot().bases[-1] == rig.table.high_watermark, "the roll")
+
+        rig.supervisor.receive(TO_SUPERVISOR)
+
+        def swap(base: int) -> bool:
+            rig.order(SwapSegment(PARTITION, base))
+            wait_for(lambda: len(renames) == 2, "the refusal")
+            assert rig.answer(rig.produce(BATCH))[0] == 0 and not rig.supervisor.receive(TO_SUPERVISOR)
+            rig.order(SwapSegment(PARTITION, base))
+            ((message, _),) = wait_for(lambda: rig.supervisor.receive(TO_SUPERVISOR), "its answer")
+            assert message == SegmentSwapped(PARTITION, base, True)
+            return True
+
+        seen = rig.table.snapshot()
+        policy = Policy(seen.bases[-1], -1, 0, 1 << 20, 4096)
+        assert run_pass(rig.path / "t-0", seen.bases, seen.high_watermark, policy, swap, lambda _: None).removed == 1
+        assert renames[2:] == [index_path(rig.path / "t-0", 0)] and renames[2].exists()
 
 
 # ---- a reader that waits, or has just waited
