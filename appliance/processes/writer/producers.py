@@ -126,20 +126,36 @@ class Producers:
         Raises:
             StorageFault: the index of aborted transactions cannot be flushed.
         """
-        assert snapshot.end <= self._log.flushed
-        self._log.aborted.sync()
         try:
-            replace_file(self._path, snapshot.encode(), system=self._system)
+            self._replace(snapshot)
         except OSError as error:
             logger.warning("%s: producer snapshot not stored: %s", self._path, error.strerror)
-        else:
-            self._stored_end = snapshot.end
+
+    def _replace(self, snapshot: ProducersSnapshot) -> None:
+        assert snapshot.end <= self._log.flushed
+        self._log.aborted.sync()
+        replace_file(self._path, snapshot.encode(), system=self._system)
+        self._stored_end = snapshot.end
 
     def store_all(self) -> None:
-        """Store the present state; everything written must be flushed, and the flusher idle."""
+        """Store the present state; everything written must be flushed, and the flusher idle.  Else as :meth:`store`."""
+        self.store(self._present())
+
+    def store_before_removal(self) -> None:
+        """Store the present state as :meth:`store_all`, before batches go of which a part of it is not stored yet.
+
+        Raises:
+            DiskFull, StorageFault: the old one stays.
+        """
+        try:
+            self._replace(self._present())
+        except OSError as error:
+            raise disk_fault(error, self._path) from error
+
+    def _present(self) -> ProducersSnapshot:
         self._frozen = None
         self._frozen_end = self._log.end_offset
-        self.store(self.sequences.snapshot(self._log.end_offset))
+        return self.sequences.snapshot(self._log.end_offset)
 
     @property
     def stored_end(self) -> int:

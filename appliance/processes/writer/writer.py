@@ -811,6 +811,10 @@ def swap_segment(log: Log, producers: Producers, base: int, flush: Callable[[], 
 
     The later messages for which some have gone may be in any sealed segment, so these have to be on the disk.  And the
     headers of the messages that have gone are not there any more to derive the producers from.
+
+    Raises:
+        DiskFull, OutOfResources: call it again when there is room.
+        StorageFault: the disk fails.
     """
     bases = log.bases
     following = next((later for later in bases if later > base), base)
@@ -818,7 +822,7 @@ def swap_segment(log: Log, producers: Producers, base: int, flush: Callable[[], 
     if base in bases and (not covered or log.flushed < bases[-1]):
         flush()
         if not covered:
-            with_reserve(log.path.parent, producers.store_all)
+            with_reserve(log.path.parent, producers.store_before_removal)
     return log.swap(base)
 
 
@@ -840,7 +844,10 @@ def delete_before(
     if offset > min(log.high_watermark, log.flushed) or not covered:
         flush()
     if not covered:
-        with_reserve(log.path.parent, producers.store_all)
+        try:
+            with_reserve(log.path.parent, producers.store_before_removal)
+        except DiskFull as error:  # without more room, nothing can be written at all
+            logger.warning("%s: producers without later batches will be forgotten: %s", log.path, error)
     log.retire_before(offset)
     show()
     if log.must_flush_to_unlink:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import random
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,11 +18,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from appliance.broker.sequences import SNAPSHOT_NAME, ProducersSnapshot
-from appliance.durable_files import SYSTEM, System
-from appliance.errors import OutOfOrderSequence, StorageFault
+from appliance.durable_files import SYSTEM, System, replace_file
+from appliance.errors import DiskFull, OutOfOrderSequence, StorageFault
+from appliance.log.files import compacted_path, index_path, log_path
 from appliance.log.repair import repair
 from appliance.processes.writer import producers
-from appliance.processes.writer.writer import swap_segment
+from appliance.processes.writer.writer import delete_before, swap_segment
+from appliance.reserve import RESERVE_NAME
 
 from ...support.log_batches import MEMORY
 from ...support.long import LONG
@@ -71,6 +75,54 @@ def test_a_compacted_segment_takes_its_place_when_all_sealed_ones_are_flushed(tm
     assert partition.producers.covers_to(log.bases[1]) and log.flushed < log.bases[-1]
     swap_segment(log, partition.producers, log.bases[0], partition.flush)
     assert log.flushed == log.bases[-1]
+
+
+class FullDisk:
+    """A disk without room for a snapshot, until the reserve is given up, if ``reserve`` is enough."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, *, reserve: bool) -> None:
+        self.partition = opened(path)
+        for _ in range(2):
+            self.partition.append(1)
+            self.partition.log.roll()
+        (path / RESERVE_NAME).write_bytes(b"room")
+
+        def replace(*arguments: Any, **options: Any) -> None:
+            if (path / RESERVE_NAME).exists() or not reserve:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            replace_file(*arguments, **options)
+
+        monkeypatch.setattr(producers, "replace_file", replace)
+
+    def delete(self) -> None:
+        log, flush = self.partition.log, self.partition.flush
+        delete_before(log, self.partition.producers, log.end_offset, flush, lambda: None)
+
+
+def test_what_retention_must_store_takes_the_room_in_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FullDisk(tmp_path, monkeypatch, reserve=True)
+    disk.delete()
+    assert not (tmp_path / RESERVE_NAME).exists() and known(killed(disk.partition)).keys() == {1}
+
+
+def test_retention_makes_room_although_not_even_a_snapshot_can_be_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FullDisk(tmp_path, monkeypatch, reserve=False)
+    disk.delete()
+    assert len(list(disk.partition.log.path.glob("*.log"))) == 1 and "will be forgotten" in caplog.text
+
+
+def test_no_compacted_segment_takes_its_place_before_its_producers_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FullDisk(tmp_path, monkeypatch, reserve=False)
+    log = disk.partition.log
+    for path in (log_path(log.path, 0), index_path(log.path, 0)):
+        shutil.copy(path, compacted_path(path))
+    with pytest.raises(DiskFull):
+        swap_segment(log, disk.partition.producers, 0, disk.partition.flush)
+    assert len(list(log.path.glob("*.compacted"))) == 2
 
 
 # ---- the table of cases
