@@ -332,12 +332,16 @@ class Admission:
                 access = self.access(connection)
             decisions = decisions_of(access)
             if kind is Produce and request.transactional_id is not None:
-                self._check_id(connection, request, access)
+                _check_id(request, access)
             for part in request.parts:
                 if not decisions[part[0]] and not request.denied:
-                    self._deny(connection, request, decisions)
+                    _deny(request, decisions)
                     break
-            return handler(connection, request, start, frame)
+            if not handler(connection, request, start, frame):
+                return False
+            if request.denied:  # not before: a request that has to wait comes here again, as another object
+                self._refuse_parts(connection, request)
+            return True
 
         def begin_produce(connection: WorkerConnection, request: Produce, start: int, frame: memoryview) -> bool:
             access, parts = connection.session.access, request.parts
@@ -390,28 +394,31 @@ class Admission:
         connection.session.held = True
         return False
 
-    def _deny(self, connection: WorkerConnection, request: Any, decisions: Decisions) -> None:
-        """Note the parts of a request that its client may not have.  A topic id that is not known denies nothing."""
-        by_id = (type(request) is Fetch and request.session.by_id) or (
-            type(request) is Produce and request.topic_ids is not None
-        )
-        denied = frozenset(
-            index for index, part in enumerate(request.parts) if not decisions[part[0]] and (part[0] or not by_id)
-        )
-        if not denied:
+    def _refuse_parts(self, connection: WorkerConnection, request: Any) -> None:
+        """Note the refusal of parts of a request that has started."""
+        if type(request) is Produce and request.id_denied:
+            self.refuse(connection, f"Produce {request.transactional_id or ''}")
             return
-        request.denied = denied
-        names = dict.fromkeys(request.parts[index][0] for index in sorted(denied))
+        names = dict.fromkeys(request.parts[index][0] for index in sorted(request.denied))
         self.refuse(connection, f"{type(request).__name__} {next(iter(names))}", len(names) - 1)
-
-    def _check_id(self, connection: WorkerConnection, request: Produce, access: Access) -> None:
-        """Refuse all of a request whose transactional id its client may not use."""
-        name = request.transactional_id or ""
-        if not access.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name):
-            request.denied, request.id_denied = frozenset(range(len(request.parts))), True
-            self.refuse(connection, f"Produce {name}")
 
     def refuse(self, connection: WorkerConnection, what: str, more: int = 0) -> None:
         """Note a refusal: the request, the first name in it that the client has no right to, and how many more."""
         others = {"more": more} if more else {}
         self._turn.audit.refused(Reason.DENIED, connection.session.principal, connection.peer, what=what, **others)
+
+
+def _deny(request: Any, decisions: Decisions) -> None:
+    """Note in a request the parts that its client may not have.  A topic id that is not known denies nothing."""
+    by_id = (type(request) is Fetch and request.session.by_id) or (
+        type(request) is Produce and request.topic_ids is not None
+    )
+    request.denied = frozenset(
+        index for index, part in enumerate(request.parts) if not decisions[part[0]] and (part[0] or not by_id)
+    )
+
+
+def _check_id(request: Produce, access: Access) -> None:
+    """Note that a client has no right to all of a request whose transactional id it may not use."""
+    if not access.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id or ""):
+        request.denied, request.id_denied = frozenset(range(len(request.parts))), True

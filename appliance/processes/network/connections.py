@@ -27,7 +27,7 @@ from ...config import NetworkSection
 from ...connected_clients import shown
 from ...errors import ProtocolFault, TlsOnPlain
 from ...security.audit_log import Audit, Reason
-from ...wire.requests import FileRange, Local, Login, Produce, Request
+from ...wire.requests import Fetch, FileRange, Local, Login, Offsets, Produce, Request
 from ..connection import FileFault, Starter
 from .cold_reads import STRETCH_BYTES, ColdReads
 from .inbox import Buffers, Inbox
@@ -231,13 +231,18 @@ class Connections:
         connection.close_when_sent = connection.close_when_sent or request.close
         return True
 
-    def defer_for_announcement(self, connection: WorkerConnection, partitions: Sequence[object | None]) -> bool:
+    def defer_for_announcement(
+        self, connection: WorkerConnection, request: Produce | Fetch | Offsets, partitions: Sequence[object | None]
+    ) -> bool:
         """Put a request that names an unknown partition off to the next turn; return whether it was.
 
         That turn reads the supervisor's messages first: the supervisor may have announced the partition, and the client
-        may know it from another connection.
+        may know it from another connection.  What the client may not have counts as known.
         """
-        connection.announcements_read = not connection.announcements_read and None in partitions
+        is_unknown = None in partitions and any(
+            partition is None and index not in request.denied for index, partition in enumerate(partitions)
+        )
+        connection.announcements_read = not connection.announcements_read and is_unknown
         if connection.announcements_read:
             self.resumed[connection] = None
         return connection.announcements_read

@@ -59,7 +59,7 @@ class OffsetLookups:
             False when the request has to start again in the next turn.
         """
         partitions = self._partitions.partitions_of(request)
-        if self._connections.defer_for_announcement(connection, partitions):
+        if self._connections.defer_for_announcement(connection, request, partitions):
             return False
         pending = Pending(connection, request)
         connection.begin_request(pending)

@@ -168,7 +168,7 @@ class ProduceRequests:
         """
         parts = request.parts
         partitions = self._partitions.partitions_of(request)
-        if self._connections.defer_for_announcement(connection, partitions):
+        if self._connections.defer_for_announcement(connection, request, partitions):
             return False
         for partition in partitions if self._buffers.crowded else ():
             if partition is None:

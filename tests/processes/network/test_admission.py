@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from appliance.client import Admin
 from appliance.records.encode import encode_values
 from appliance.security.quotas import THROTTLE_MS_MAX
 from appliance.security.scram import ITERATIONS_MIN, ScramClient, salted_password
@@ -18,7 +19,7 @@ from appliance.wire import native
 
 from ...support.kafka_peer import KafkaPeer
 from ...support.native_peer import Peer
-from ...support.server import Server
+from ...support.server import Server, wait_for
 
 BATCH = encode_values([b"x" * 10_000], 1_000)
 RATE = 20_000.0
@@ -266,3 +267,30 @@ def test_limits_of_client_ids_hold_after_a_native_login(server: Server) -> None:
     limit(server, "other", "alice", request_rate=few)
     assert throttled_natively(server, "other"), "that of the user's client id before both"
     assert not throttled_natively(server, "named")
+
+
+# ---- rights
+
+
+def test_what_is_denied_is_told_once_also_where_the_rest_of_a_request_waits(
+    make_appliance: Callable[..., Server],
+) -> None:
+    """It waits a turn for a topic that is not known yet, which may be announced just now; it is decoded again then."""
+    server = make_appliance(**{"security.authorizer": "acl"})
+    rule = {"principal": "User:ANONYMOUS", "operation": "All", "resource": "topic", "name": "mine"}
+    with Admin(server.state["listeners"]["local"]) as admin:
+        admin.create_topic("seen")
+        admin.add_acls([rule])
+    with Peer(server.native) as peer:
+        assert peer.produce("seen", BATCH)[0] == peer.produce("none", BATCH)[0] == 29
+        assert peer.fetch("seen", 0)[0][0] == 29
+        assert peer.call([native.OFFSETS, 4, [["seen", 0, -1, -1]]])[0][2][0][0] == 29
+        header, _ = peer.call([native.OFFSETS, 5, [["mine", 0, -1, -1], ["seen", 0, -1, -1]]])
+        assert [row[0] for row in header[2]] == [3, 29]
+        assert peer.call([native.ADMIN, 6, "delete_topic", {"name": "last"}])[0][1] == 29
+    wait_for(lambda: server.log().count(" audit: refused: ") >= 6, "the lines are written")
+    refused = [line for line in server.log().splitlines() if " audit: refused: " in line]
+    said = [line.partition('what="')[2].rstrip('"') for line in refused]
+    assert said == ["Produce seen", "Produce none", "Fetch seen", "Offsets seen", "Offsets seen", "delete_topic last"]
+    counted = wait_for(lambda: (number := server.state["refusals"].get("denied", 0)) >= 6 and number, "their number")
+    assert counted == 6
