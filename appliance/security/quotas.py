@@ -53,6 +53,8 @@ BURST_MS: Final = 1_000
 THROTTLE_MS_MAX: Final = 60_000
 DEBT_MS_MAX: Final = 600_000
 """A larger debt is forgiven: one request that was too large does not keep a client out for hours."""
+REPORT_MS: Final = 200
+"""How often processes tell each other what their clients have taken."""
 NAME_CHARACTERS_MAX: Final = 255
 
 EntityPart = tuple[str, str]
@@ -192,7 +194,12 @@ class Bucket:
         self.rate = rate
         self.take_for_others(0, now_ms)
 
-    def report(self) -> int:
-        """How much the clients of this process have taken since the last report."""
-        amount, self._unreported = self._unreported, 0
+    def report(self, now_ms: int) -> int:
+        """How much the clients of this process have taken since the last report.
+
+        Of a report that comes late, as while the coordinator is away, what was taken long ago has flowed back since:
+        it is at most what is missing now, and what flows back between two reports.
+        """
+        missing = self.rate * (max(0, self.full_ms(now_ms)) + REPORT_MS) / 1000
+        amount, self._unreported = min(self._unreported, int(missing)), 0
         return amount

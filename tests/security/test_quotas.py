@@ -13,6 +13,7 @@ from appliance.security.quotas import (
     BYTES_IN,
     BYTES_OUT,
     DEBT_MS_MAX,
+    REPORT_MS,
     REQUESTS,
     THROTTLE_MS_MAX,
     Bucket,
@@ -68,24 +69,39 @@ def test_a_client_that_waits_as_told_uses_the_rate(rate: int, steps: list[tuple[
     """In all it has used at most what the rate and one burst bring, and its last request."""
     now = 0
     bucket = bucket_of(rate)
-    used = 0
+    used = reported = 0
     for amount, pause_ms in steps:
         now += pause_ms
         amount = min(amount, rate * DEBT_MS_MAX // 1000)  # a larger one is forgiven what is above the bound
         assert used <= rate * (now + BURST_MS) / 1000 + 1e-6
-        now += bucket.take_tokens(amount, now)
+        throttle_ms = bucket.take_tokens(amount, now)
+        reported += bucket.report(now)
+        now += throttle_ms
         used += amount
         while owed_ms := bucket.take_for_others(0, now):
             now += owed_ms
-    assert bucket.report() == used
-    assert bucket.report() == 0
+    assert reported == used
+    assert bucket.report(now) == 0
 
 
 def test_what_others_have_used_is_taken_but_not_reported() -> None:
     bucket = bucket_of(1_000)
     assert bucket.take_for_others(1_500, 0) == 501
-    assert bucket.report() == 0
+    assert bucket.report(0) == 0
     assert bucket.take_tokens(0, 501) == 0
+
+
+def test_a_late_report_has_only_what_has_not_flowed_back() -> None:
+    """As after minutes without a coordinator: a client that kept to its rate is not throttled elsewhere for it."""
+    rate, seconds = 1_000, 60
+    ours, theirs = bucket_of(rate), bucket_of(rate)
+    for second in range(seconds):
+        assert ours.take_tokens(rate, 1_000 * second) == 0
+    now_ms = 1_000 * (seconds - 1)
+    amount = ours.report(now_ms)
+    assert rate <= amount <= rate * (1 + 2 * REPORT_MS / 1_000)
+    assert theirs.take_for_others(amount, now_ms) <= 2 * REPORT_MS
+    assert ours.report(now_ms) == 0
 
 
 def test_a_debt_is_bounded() -> None:

@@ -27,7 +27,7 @@ from ...security.api_rights import How
 from ...security.audit_log import Reason
 from ...security.authorizer import Authorizer
 from ...security.principals import user_of_principal
-from ...security.quotas import BURST_MS, BYTES_IN, BYTES_OUT, REQUESTS, Bucket, Limit, Quota, Quotas, Sharers
+from ...security.quotas import BURST_MS, BYTES_IN, BYTES_OUT, REPORT_MS, REQUESTS, Bucket, Limit, Quota, Quotas, Sharers
 from ...security.security_state import SecurityState
 from ...wire.kafka.apis import APIS
 from ...wire.requests import Fetch, FileRange, Offsets, Produce, Request
@@ -37,8 +37,6 @@ from .connections import Connections
 from .turn import Turn
 from .worker_connection import Meter, Pending, WorkerConnection
 
-REPORT_MS: Final = 200
-"""How often workers tell each other."""
 OWING_MAX: Final = 10_000
 KEPT_OF_OWING: Final = 9 * OWING_MAX // 10
 """To find those that are forgotten takes some milliseconds: so they are a tenth at once."""
@@ -76,10 +74,10 @@ class Meters:
     bucket go on.
 
     Workers tell each other what their clients have taken, every ``REPORT_MS``, through the coordinator; each of
-    them may give a client one request before it knows.  While there is no coordinator, each worker counts its own
-    clients alone.  A worker that is started again has forgotten what its own clients owed, and begins with full
-    buckets.  Connections with a limit are not handed over to writers, which count nothing.  Unix sockets have no
-    limits, so that the administrator gets in.
+    them may give a client one request before it knows.  While there is no coordinator, or it does not read, each worker
+    counts its own clients alone, and tells later what is still owed then.  A worker that is started again has forgotten
+    what its own clients owed, and begins with full buckets.  Connections with a limit are not handed over to writers,
+    which count nothing.  Unix sockets have no limits, so that the administrator gets in.
 
     Bounds: ``OWING_MAX`` buckets without a connection; of more, those are forgotten that would be full soonest.
     """
@@ -196,8 +194,8 @@ class Meters:
 
     def _usage(self) -> list[UsageRow]:
         """What was taken here since the last report; forgets the buckets that are full."""
-        self._report_ms = now_ms = self._turn.now_ms
-        taken = [(bucket, bucket.report()) for bucket in self._owing.values()]
+        now_ms = self._turn.now_ms
+        taken = [(bucket, bucket.report(now_ms)) for bucket in self._owing.values()]
         self._owing = {bucket.sharers: bucket for bucket, _ in taken if bucket.full_ms(now_ms) > 0}
         return [(*bucket.sharers, bucket.rate, amount) for bucket, amount in taken if amount]
 
@@ -215,7 +213,7 @@ class Meters:
         session.muted_until_ms = max(session.muted_until_ms, self._turn.now_ms + throttle_ms)
         connection.cancel_handoff()
 
-    def begin_turn(self) -> tuple[list[WorkerConnection], list[UsageRow]]:
+    def begin_turn(self, may_report: bool) -> tuple[list[WorkerConnection], list[UsageRow]]:
         """The connections whose time is over, to be read again, and what to tell the other workers that was taken."""
         now_ms = self._turn.now_ms
         over = [muted for muted in self._muted if muted.closed or muted.session.muted_until_ms <= now_ms]
@@ -223,7 +221,10 @@ class Meters:
             del self._muted[connection]
             connection.session.muted_until_ms, connection.session.held = 0, False
         self.active = bool(self._quotas or self._muted or self._owing)
-        report = self._usage() if self._owing and now_ms - self._report_ms >= REPORT_MS else []
+        report: list[UsageRow] = []
+        if self._owing and now_ms - self._report_ms >= REPORT_MS:
+            self._report_ms = now_ms
+            report = self._usage() if may_report else []
         return [connection for connection in over if not connection.closed], report
 
     def next_ms(self, now_ms: int) -> int:

@@ -140,10 +140,15 @@ class CoordinatorLink:
                 self.flush()
         return self._token
 
+    @property
+    def may_report(self) -> bool:
+        """Whether there is a coordinator, and it reads: for one that does not, reports would only pile up."""
+        return self.sock is not None and not self._out
+
     def report(self, rows: list[UsageRow]) -> None:
         """Tell the other workers, through the coordinator, what clients have taken from their limits."""
-        if self.sock is not None:
-            self._out += packed(LimitsTaken(rows))
+        assert self.may_report
+        self._out += packed(LimitsTaken(rows))
 
     def abandon(self, token: int) -> None:
         """Forget a frame whose reply nobody wants any more; it is dropped when it comes."""
@@ -350,6 +355,11 @@ class Forwarder:
         """Read what the coordinator has sent."""
         if self._link.sock is not None:
             self.on_event(0)
+
+    @property
+    def may_report(self) -> bool:
+        """See :attr:`CoordinatorLink.may_report`."""
+        return self._link.may_report
 
     def report(self, rows: list[UsageRow]) -> None:
         """See :meth:`CoordinatorLink.report`."""

@@ -301,7 +301,7 @@ class NetworkWorker:
             self._acceptor.resume()
         self._lookups.begin_turn()
         if self._meters.active:
-            unmuted, taken = self._meters.begin_turn()
+            unmuted, taken = self._meters.begin_turn(self._forwarder.may_report)
             self._connections.touched.update(dict.fromkeys(unmuted))
             if taken:
                 self._forwarder.report(taken)

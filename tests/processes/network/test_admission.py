@@ -6,14 +6,16 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
 from appliance.client import Admin
+from appliance.processes.network.admission import Meters
 from appliance.records.encode import encode_values
-from appliance.security.quotas import THROTTLE_MS_MAX
+from appliance.security.quotas import THROTTLE_MS_MAX, Limit, Sharers
 from appliance.security.scram import ITERATIONS_MIN, ScramClient, salted_password
 from appliance.wire import native
 
@@ -267,6 +269,20 @@ def test_limits_of_client_ids_hold_after_a_native_login(server: Server) -> None:
     limit(server, "other", "alice", request_rate=few)
     assert throttled_natively(server, "other"), "that of the user's client id before both"
     assert not throttled_natively(server, "named")
+
+
+def test_what_cannot_be_told_now_is_told_later() -> None:
+    """A stopped coordinator takes nothing; the worker neither forgets what its clients owe nor asks all the time."""
+    turn: Any = SimpleNamespace(now_ms=1_000)
+    meters = Meters(turn)
+    bucket = meters._bucket(Limit(Sharers("request_rate", "u", ""), 10.0))
+    assert bucket is not None and meters._take(bucket, 30) > 0
+    for _ in range(3):
+        assert meters.begin_turn(may_report=False) == ([], []) and meters.next_ms(turn.now_ms) > turn.now_ms
+        turn.now_ms = meters.next_ms(turn.now_ms)
+    assert meters.begin_turn(may_report=True) == ([], [("request_rate", "u", "", 10.0, 26)])
+    turn.now_ms = meters.next_ms(turn.now_ms)
+    assert meters.begin_turn(may_report=True) == ([], [])
 
 
 # ---- rights

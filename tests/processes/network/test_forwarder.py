@@ -10,7 +10,7 @@ import pytest
 
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.processes.message_stream import MessageReader, packed
-from appliance.processes.messages import TO_COORDINATOR_STREAM, ForwardRequest, RequestAnswered
+from appliance.processes.messages import TO_COORDINATOR_STREAM, ForwardRequest, LimitsTaken, RequestAnswered, UsageRow
 from appliance.processes.network.forwarder import FLUSHED_BYTES, CoordinatorLink
 from appliance.processes.network.worker_connection import ClientSession
 from appliance.security.principals import Origin
@@ -109,3 +109,24 @@ def test_the_requests_of_a_turn_wake_the_coordinator_once() -> None:
     coordinators.socket.close()
     assert link.sock is not None
     link.sock.close()
+
+
+def test_a_coordinator_that_does_not_read_is_not_told_of_limits() -> None:
+    """It may be stopped for hours, and the workers go on: what they have for it stays as it is."""
+    coordinators = Coordinators()
+    link = coordinators.link
+    assert not link.may_report, "there is none"
+    coordinators.start()
+    rows: list[UsageRow] = [("request_rate", "a", "", 1.0, 1)] * 1_000
+    reports = 0
+    while link.may_report and reports < 1_000:
+        link.report(rows)
+        link.flush()
+        reports += 1
+    waiting = len(link._out)
+    assert 1 < reports < 1_000 and waiting <= len(packed(LimitsTaken(rows)))
+    coordinators.frames()
+    link.flush()
+    assert link.may_report, "it reads again"
+    coordinators.die()
+    assert not link.may_report
