@@ -62,6 +62,10 @@ class TopicPartition(NamedTuple):
     topic: str
     partition: int
 
+    def __str__(self) -> str:
+        """As its directory is called, and as people call it."""
+        return f"{self.topic}-{self.partition}"
+
 
 def is_topic(name: str | bytes | memoryview) -> bool:
     """Whether a topic may have this name, given as text or as its bytes."""

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import InvalidGroup, InvalidTopic
-from appliance.names import GROUP_CHARACTERS_MAX, check_group, check_topic, collides, is_reserved, is_topic
+from appliance.names import (
+    GROUP_CHARACTERS_MAX,
+    TopicPartition,
+    check_group,
+    check_topic,
+    collides,
+    is_reserved,
+    is_topic,
+)
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 249, "...", ".a", "..a", "a."])
@@ -35,6 +43,10 @@ def test_text_and_bytes_agree(name: str) -> None:
 )
 def test_names_that_metrics_could_not_tell_apart(name: str, other: str, expected: bool) -> None:
     assert collides(name, other) == expected
+
+
+def test_texts_have_a_partition_as_its_directory_is_called() -> None:
+    assert f"{TopicPartition('web', 0)} is offline" == "web-0 is offline"
 
 
 def test_reserved_names() -> None:

@@ -449,7 +449,13 @@ class Log:
         return headers_from(self.path, self.bases, self.end_offset, offset)
 
     def close(self, clean: bool = True) -> None:
-        """Flush and store the marker that lets the next open skip recovery; ``clean=False`` only closes the files."""
+        """Flush, and store the marker that lets the next open skip recovery; ``clean=False``: as a kill leaves it.
+
+        Nothing is flushed to a disk that has failed.  Files are closed with their last references.
+
+        Raises:
+            StorageFault: the flush failed.  A marker that cannot be stored is only logged.
+        """
         if clean and self.state != OFFLINE:
             if self._unsynced or self.flushed < self.end_offset:
                 self.flush()

@@ -439,7 +439,7 @@ class FetchSessions:
         return min(smaller, key=lambda session: (session.size, session.id), default=None)
 
     def _end(self, session: FetchSession) -> None:
-        """End a session; a fetch of it that waits is answered as one without."""
+        """End a session.  A fetch of it that waits is answered as its last step; the next gets UnknownFetchSession."""
         del self._by_id[session.id]
         session.connection.disown(session)
         self.parts -= session.size

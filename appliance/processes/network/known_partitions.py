@@ -125,7 +125,7 @@ class KnownPartitions:
         if partition is not None:  # it has its own table now: nobody waits at the one that it had before
             partition.table = partition.wait_list.table = table
             return
-        name = f"{key.topic}-{key.partition}"
+        name = str(key)
         link = WriterLink(name, self._in_hand_bytes_max, self._epoll)
         directory = self._data_dir / name
         reader = LogReader(directory, self.files)

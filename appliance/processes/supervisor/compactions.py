@@ -130,7 +130,7 @@ class Compactions:
     def failures(self) -> list[dict[str, Any]]:
         """The logs that cannot be compacted, for ``status``; not those whose topics are not compacted any more."""
         compacted = self._coordinator.shown.get("compaction", {})
-        named = sorted((f"{topic}-{number}", row) for (topic, number), row in self._failed.items())
+        named = sorted((str(partition), row) for partition, row in self._failed.items())
         return [{"log": name, "since": since_s, "reason": why} for name, (since_s, why) in named if name in compacted]
 
     def drop(self, partition: TopicPartition) -> None:
@@ -197,7 +197,7 @@ class _WriterLink:
                 for message in self._receive(left_ms):
                     if message.base == base:
                         return message.done
-        raise WriterGone(f"{self._partition.topic}-{self._partition.partition}: its writer has not answered")
+        raise WriterGone(f"{self._partition}: its writer has not answered")
 
     def _receive(self, wait_ms: float) -> list[SegmentSwapped]:
         swapped: list[SegmentSwapped] = []

@@ -175,12 +175,11 @@ class Inspection:
 
     def report(self, token: int, partition: TopicPartition, start: int, stop: int) -> None:
         """Look at offsets that a client could not read, and answer the coordinator."""
-        name = f"{partition.topic}-{partition.partition}"
         row = self._hosted.get(partition)
         if "" not in self.role or row is None or partition in self._away or partition in self._hosted.opening:
-            self._answer(token, WriterGone.__name__, f"{name} is not served now: try again", [])
+            self._answer(token, WriterGone.__name__, f"{partition} is not served now: try again", [])
         elif row.offline:
-            self._answer(token, StorageFault.__name__, f"{name} is offline: {row.offline}", [])
+            self._answer(token, StorageFault.__name__, f"{partition} is offline: {row.offline}", [])
         elif len(self._tokens) >= REPORTS_MAX:
             self._answer(token, OutOfResources.__name__, "too many reports wait: try again", [])
         else:
@@ -245,7 +244,7 @@ class _Partition:
     def __init__(self, row: Inspected, ranges: list[DamagedRange]) -> None:
         self.row = row
         self.key = row.partition
-        self.name = f"{row.partition.topic}-{row.partition.partition}"
+        self.name = str(row.partition)
         self.ranges = ranges
         self.away = row.away
         self.directory: Mark | None = None
@@ -538,7 +537,7 @@ class Inspector:
         partition = self._partitions.get(key)
         seen = None if partition is None or partition.away else partition.snapshot()
         if partition is None or seen is None:
-            raise WriterGone(f"{key.topic}-{key.partition} is not served now: try again")
+            raise WriterGone(f"{key} is not served now: try again")
         around = [damaged for damaged in partition.ranges if damaged.start < stop and start < damaged.stop]
         first = min([start, *(damaged.start for damaged in around)])
         last = max([stop, *(damaged.stop for damaged in around)])
@@ -547,7 +546,7 @@ class Inspector:
             damages = self._look(partition, damages)
         self._receive(0)
         if self._partitions.get(key) is not partition or partition.away:
-            raise WriterGone(f"{key.topic}-{key.partition} is not served now: try again")
+            raise WriterGone(f"{key} is not served now: try again")
         seen = partition.snapshot() or seen
         first, end = seen.start, seen.high_watermark
         kept = [

@@ -129,17 +129,16 @@ class Outages:
     def repair(self, token: int, partition: TopicPartition, cut: bool) -> None:
         """Take a partition out of service and repair it."""
         row = self._hosted.get(partition)
-        name = f"{partition.topic}-{partition.partition}"
         if row is None or not row.table:
-            self._answer(token, UnknownPartition.__name__, f"{name} is not stored on this broker", {})
+            self._answer(token, UnknownPartition.__name__, f"{partition} is not stored on this broker", {})
             return
         order = Outage(True, token, cut, was_offline=bool(row.offline))
         outage = self._outages.get(partition)
         if outage is None:
-            logger.info("%s: out of service, to be repaired", name)
+            logger.info("%s: out of service, to be repaired", partition)
             self._begin(partition, order, REASON)
         elif outage.repairs or outage.following is not None:
-            self._answer(token, WriterGone.__name__, f"{name} is being repaired already: try again", {})
+            self._answer(token, WriterGone.__name__, f"{partition} is being repaired already: try again", {})
         elif outage.opens:
             outage.following = order
         else:

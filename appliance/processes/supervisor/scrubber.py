@@ -347,7 +347,7 @@ class Scrubber:
                 case Reload(config):
                     self._settings = config.scrub
                 case ScrubSoon(partition):
-                    self._soon[f"{partition.topic}-{partition.partition}"] = None
+                    self._soon[str(partition)] = None
                 case Stop():
                     raise _Stopped
                 case Unreceivable():
