@@ -20,6 +20,7 @@ from ..records.batch import TRANSACTIONAL, BatchHeader, read_header
 from ..records.holes import is_hole
 from ..records.markers import MARKER_BYTES, is_marker, read_marker
 from .files import log_path
+from .index_check import open_to_mend
 from .transactions import ENTRY_BYTES, Aborted, LogTransactions, aborted_path, read_aborted
 
 PRODUCERS_MAX: Final = 100_000
@@ -192,7 +193,8 @@ class AbortedIndexCheck:
             return
         if start in self._limits:
             self._base, self._file = start, None
-            self._files[start] = self._identity(start)
+            if (identity := self._identity(start)) is not None:
+                self._files[start] = identity
         data = self._marker(start) if is_marker(header) else b""
         if data is None:
             self._next = -1
@@ -208,14 +210,21 @@ class AbortedIndexCheck:
             self._compare()
 
     def _marker(self, start: int) -> bytes | None:
-        """A marker; None if the segment was compacted since."""
+        """A marker; None if the segment was compacted or removed since."""
         if self._file is None:
-            self._file = File(log_path(self._directory, self._base))
+            try:
+                self._file = File(log_path(self._directory, self._base))
+            except FileNotFoundError:
+                return None
         data = os.pread(self._file.fd, MARKER_BYTES, start - self._base)
         return data if len(data) == MARKER_BYTES and is_marker(read_header(data, 0)) else None
 
-    def _identity(self, base: int) -> tuple[int, int]:
-        status = log_path(self._directory, base).stat()
+    def _identity(self, base: int) -> tuple[int, int] | None:
+        """Device and inode of a segment; None if retention has removed it."""
+        try:
+            status = log_path(self._directory, base).stat()
+        except FileNotFoundError:
+            return None
         return status.st_dev, status.st_ino
 
     def _compare(self) -> None:
@@ -225,13 +234,12 @@ class AbortedIndexCheck:
         self._check.forget()
         if entries == right:
             return
-        if any(self._identity(read_base) != identity for read_base, identity in self._files.items()):
+        if any(self._identity(read_base) not in (identity, None) for read_base, identity in self._files.items()):
             self._next = -1  # compaction has put another file there: what was read does not belong together
         elif base == self._active:
             self.wrong = WrongAborted(path, entries, right)
-        elif self._may_write():
+        elif self._may_write() and (file := open_to_mend(path, log_path(self._directory, base))) is not None:
             # Readers may look at it now: it never becomes shorter than it has to be.
-            file = File(path, os.O_RDWR | os.O_CREAT)
             write_at(file.fd, b"".join(entry.pack() for entry in right), 0)
             os.ftruncate(file.fd, len(right) * ENTRY_BYTES)
             os.fdatasync(file.fd)

@@ -12,11 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ..durable_files import File, write_at
+from ..durable_files import File, remove_file, write_at
 from ..records.batch import BatchHeader
 from .files import index_path, log_path
 from .index import ANY_INTERVAL, Builder, IndexEntry, ends, entry_in
-from .recovery import read_index
+from .recovery import check_retired, read_index
 from .segment import headers
 
 INTERVAL_BYTES: Final = 4096
@@ -100,22 +100,42 @@ class IndexCheck:
                     self._mend(base, before)
 
     def _mend(self, base: int, before: int) -> None:
-        """Make an index anew, with ``before`` records before it."""
+        """Make an index anew, with ``before`` records before it, unless retention removes its segment."""
         index, path = read_index(self._directory, base), index_path(self._directory, base)
+        log = log_path(self._directory, base)
+        try:
+            segment = File(log)
+        except FileNotFoundError:
+            check_retired(log, self._stops[base])
+            return
         builder = Builder(index, base, before, INTERVAL_BYTES)
-        for _, header in headers(File(log_path(self._directory, base)), base, 0, self._stops[base] - base):
+        for _, header in headers(segment, base, 0, self._stops[base] - base):
             builder.batch(header.size, header.count, header.max_timestamp)
             self._pace(header.size)
         builder.finish(sealed=True)
-        if builder.wrong_at is None or not self._may_write():
+        if builder.wrong_at is None or not self._may_write() or (file := open_to_mend(path, log)) is None:
             return
         # Readers have the file open, and may look at it now: it never becomes shorter than it has to be.
-        file = File(path, os.O_RDWR | os.O_CREAT)
         write_at(file.fd, builder.rest, builder.wrong_at)
         os.ftruncate(file.fd, builder.size)
         os.fdatasync(file.fd)
         at = builder.wrong_at
         self.mended.append(MendedIndex(path, at, entry_in(index, at), entry_in(builder.rest, 0)))
+
+
+def open_to_mend(path: Path, log: Path) -> File | None:
+    """Open or make a file that follows from the segment in ``log``; None if retention has removed that meanwhile.
+
+    Retention unlinks the segment first, then this file.  One that was made behind it is removed here.
+    """
+    try:
+        return File(path, os.O_RDWR)
+    except FileNotFoundError:
+        file = File(path, os.O_RDWR | os.O_CREAT)
+    if log.exists():
+        return file
+    remove_file(path)
+    return None
 
 
 def _first_entry(directory: Path, base: int) -> IndexEntry | None:

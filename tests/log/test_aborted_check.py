@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.durable_files import File
+from appliance.log import scrub as scrub_module
 from appliance.log.aborted_check import AbortedIndexCheck
 from appliance.log.files import log_path
 from appliance.log.repair import _Repair
@@ -18,11 +21,14 @@ from appliance.log.scrub import scrub
 from appliance.log.segment import scan
 from appliance.log.tools import verify
 from appliance.log.transactions import ENTRY_BYTES, Aborted, aborted_path, indexed, read_aborted
+from appliance.names import TopicPartition
+from appliance.processes.messages import DeleteBefore
 from appliance.records.holes import holes
 from appliance.records.markers import is_marker
 
 from ..support.committed_reader import Held, read
 from ..support.harmed_files import harm
+from ..support.server import wait_for
 from ..support.transactions import Coordinator, plain, produce, transactional
 from ..support.writer_rig import Rig
 
@@ -31,10 +37,17 @@ PRODUCERS = 3
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with filled_rig(tmp_path_factory.mktemp("rig"), transactions=30) as made:
+        yield made
+
+
+@contextmanager
+def filled_rig(path: Path, transactions: int) -> Iterator[Rig]:
     """A log of some segments, in which transactions overlap, and half of them are aborted, across segments too."""
-    with Rig(tmp_path_factory.mktemp("rig"), serves=False, segment_bytes=1024) as made:
+    path.mkdir(exist_ok=True)
+    with Rig(path, serves=False, segment_bytes=1024) as made:
         coordinator = Coordinator(made)
-        for number in range(30):
+        for number in range(transactions):
             assert coordinator.open(number % PRODUCERS, 0) == ""
             value = b"%d" % number * 40
             assert produce(made, transactional([value], number % PRODUCERS, 0, number // PRODUCERS)) == 0
@@ -182,3 +195,32 @@ def empty_first_marker(rig: Rig) -> None:
                     file.seek(position)
                     file.write(b"".join(holes(base + position, info.size, "damaged")))
                 return
+
+
+def test_retention_at_any_moment_is_no_fault_and_nothing_of_what_it_removes_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: of a scrub, batch by batch, each step once has retention before it; the sealed indexes are wrong."""
+    monkeypatch.setattr(scrub_module, "WINDOW_BYTES", 1)
+    for steps in itertools.count(1):
+        with filled_rig(tmp_path / str(steps), transactions=10) as rig:
+            seen, steps_left = rig.table.snapshot(), steps
+            for path in sealed(rig):
+                path.unlink()
+
+            def step(size: int = 0) -> bool:
+                nonlocal steps_left
+                steps_left -= 1
+                if steps_left == 0:
+                    rig.order(DeleteBefore(TopicPartition("t", 0), seen.bases[-1]))  # noqa: B023
+                    wait_for(lambda: rig.writer.turn(0) or rig.table.start == seen.bases[-1], "retention")  # noqa: B023
+                return True
+
+            check = AbortedIndexCheck(directory(rig), seen.bases, seen.high_watermark, step)
+            end = seen.high_watermark
+            assert list(scrub(directory(rig), seen.bases, end, 0, end, step, check.on_batch)) == []
+            check.finish()
+            if steps_left > 0:
+                assert len(check.mended) > 1
+                return
+            assert all(base >= seen.bases[-1] for base in indexed(directory(rig)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,15 @@ from hypothesis import strategies as st
 
 from appliance.config import TopicSettings
 from appliance.log import FileCache, Log, LogReader
-from appliance.log.files import index_path, log_path
+from appliance.log import scrub as scrub_module
+from appliance.log.files import index_path, log_path, sizes
 from appliance.log.index import ENTRY, ENTRY_BYTES, IndexEntry
 from appliance.log.index_check import IndexCheck, MendedIndex
 from appliance.log.scrub import scrub
 from appliance.log.tools import verify
 
 from ..support.harmed_files import harm
-from ..support.log_batches import batch, filled, log_range
+from ..support.log_batches import batch, filled, log_range, retire
 
 RAWS = [batch([b"%d" % number * 30] * (number % 3 + 1), 1_000 + number) for number in range(24)]
 
@@ -132,3 +134,32 @@ def test_a_reader_that_knew_the_index_reads_right_after_it_was_mended(tmp_path: 
     for offset in range(0, end, 131):
         range_ = reader.locate(bases, end, offset, 1)
         assert range_ is not None and log_range(range_)[1] == next(stop for stop in ends if stop > offset)
+
+
+def test_retention_at_any_moment_is_no_fault_and_nothing_of_what_it_removes_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: of a scrub of two wrong indexes, batch by batch, each step once has retention before it."""
+    monkeypatch.setattr(scrub_module, "WINDOW_BYTES", 1)
+    for steps in itertools.count(1):
+        log = filled(tmp_path / str(steps), RAWS)
+        bases, steps_left = tuple(log.bases), steps
+        for base in bases[:2]:
+            index_path(log.path, base).unlink()
+
+        def step(size: int = 0) -> bool:
+            nonlocal steps_left
+            steps_left -= 1
+            if steps_left == 0:
+                retire(log, bases[-1])  # noqa: B023
+            return True
+
+        check = IndexCheck(log.path, bases, step, step)
+        end = log.high_watermark
+        assert list(scrub(log.path, bases, end, 0, end, step, check.on_batch)) == []
+        check.finish()
+        if steps_left > 0:
+            assert len(check.mended) >= 2
+            return
+        logs, indexes = sizes(log.path)
+        assert list(logs) == list(indexes) == log.bases == [bases[-1]]

@@ -33,6 +33,7 @@ ACTS = {
     ("durable_files.py", "_create"): OWN,
     ("log/index.py", "Builder.store"): DERIVED,
     ("log/index_check.py", "IndexCheck._mend"): DERIVED,
+    ("log/index_check.py", "open_to_mend"): "an empty file that it has just made, of a segment that is not there",
     ("log/aborted_check.py", "AbortedIndexCheck._compare"): DERIVED,
     ("log/compaction.py", "LogCompactor.compact_segment"): OWN,
     ("log/compaction.py", "_Target.__init__"): OWN,

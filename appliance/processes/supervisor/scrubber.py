@@ -247,13 +247,21 @@ class Scrubber:
         state = read_state(self._data_dir)
         return [] if state is None else sorted(state["tables"].keys() - state["offline"].keys())
 
+    def _table_name(self, name: str) -> str:
+        """The name of the table of a partition, which no other one ever has; "" when it is not served."""
+        state = read_state(self._data_dir)
+        if state is None or name in state["offline"]:
+            return ""
+        table_name: str = state["tables"].get(name, "")
+        return table_name
+
     def _read_table(self, name: str, read: Callable[[SegmentTable], T]) -> T | None:
         """What ``read`` makes of the table of a partition; None when it is not served."""
-        state = read_state(self._data_dir)
-        if state is None or name in state["offline"] or name not in state["tables"]:
+        table_name = self._table_name(name)
+        if not table_name:
             return None
         try:
-            mapped = memory.attach(state["tables"][name], writable=False)
+            mapped = memory.attach(table_name, writable=False)
             with mapped, memoryview(mapped) as view, view.cast("Q") as cells:
                 return read(SegmentTable(cells))
         except (OSError, WriterGone):
@@ -268,19 +276,23 @@ class Scrubber:
         return self._read_table(name, lambda table: table.records if table.high_watermark == end else None)
 
     def _partition(self, name: str, start: int) -> None:
-        seen = self._snapshot(name)
+        table_name, seen = self._table_name(name), self._snapshot(name)
         if seen is None:
             return
         if start < seen.bases[0] or start > seen.high_watermark:
             start = seen.bases[0]
         self._progress.offset = start
-        self._read(name, seen, start, self._go_on)
+        self._read(name, table_name, seen, start, self._go_on)
 
-    def _read(self, name: str, seen: TableSnapshot, start: int, pace: Callable[[int], None]) -> None:
+    def _read(self, name: str, table_name: str, seen: TableSnapshot, start: int, pace: Callable[[int], None]) -> None:
         """Read a partition from ``start`` on, mend its indexes, and report what is damaged."""
         topic, _, partition = name.rpartition("-")
         directory, end = self._data_dir / name, seen.high_watermark
-        may_write: Callable[[], bool] = lambda: self._snapshot(name) is not None  # noqa: E731
+
+        def may_write() -> bool:
+            """Not when it is repaired, and not in the directory of a later topic of this name."""
+            return self._snapshot(name) is not None and self._table_name(name) == table_name
+
         check = IndexCheck(directory, seen.bases, may_write, self._pace)
         aborted = AbortedIndexCheck(directory, seen.bases, end, may_write)
         records = self._records(name, end)
@@ -314,11 +326,11 @@ class Scrubber:
         """Read the partitions that are to be read first, unless that is being done, or scrubbing is off."""
         while self._soon and not self._reads_soon and self._settings.bytes_per_second:
             name = next(iter(self._soon))
-            seen = self._snapshot(name)
+            table_name, seen = self._table_name(name), self._snapshot(name)
             self._reads_soon = True
             try:
                 if seen is not None:
-                    self._read(name, seen, seen.start, self._pace)
+                    self._read(name, table_name, seen, seen.start, self._pace)
             finally:
                 self._reads_soon = False
             self._soon.pop(name, None)

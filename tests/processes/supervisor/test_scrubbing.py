@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable
@@ -10,14 +11,20 @@ from typing import Any
 
 import pytest
 
+from appliance.disk_settings import Scrub
 from appliance.errors import StorageFault
 from appliance.log.files import index_path, log_path
 from appliance.log.transactions import aborted_path
-from appliance.processes.supervisor.scrubber import FILE_NAME
+from appliance.processes.control import Channel
+from appliance.processes.supervisor import scrubber
+from appliance.processes.supervisor.scrubber import FILE_NAME, Scrubber
 from appliance.records.encode import encode_values
+from appliance.shared import memory
+from appliance.shared.table import TABLE_BYTES, SegmentTable
 from appliance.wire import native
 
 from ...support.command_line import run, succeeding
+from ...support.log_batches import RAWS, filled
 from ...support.native_peer import Peer
 from ...support.server import Server, wait_for
 from ...support.transactional_copier import read_all
@@ -183,3 +190,38 @@ def test_what_verify_finds_is_served_no_more(make_appliance: Callable[..., Serve
         succeeding("log", "repair", "web", "--data", str(server.data_dir))
         wait_for(lambda: not server.state["damaged"], "it to be served again")
         assert peer.fetch("web", 0)[0][0] == 0
+
+
+def test_nothing_is_written_where_a_later_topic_of_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition is read for hours.  Method: another one, of the same content, takes its place meanwhile."""
+    log = filled(tmp_path / "web-0", 3 * RAWS)
+    state: dict[str, Any] = {"tables": {}, "offline": {}}
+    monkeypatch.setattr(scrubber, "read_state", lambda _: state)
+    names = []
+    for _ in range(2):
+        name, mapped = memory.create("scrubbingtest", "table", TABLE_BYTES)
+        with mapped, memoryview(mapped) as view, view.cast("Q") as cells:
+            SegmentTable(cells).publish(*log.summary)
+        names.append(name)
+    supervisor, control = Channel.pair()
+    asked, is_replaced = itertools.count(1), True
+
+    def clock_s() -> float:
+        number = next(asked)
+        if number == 4 and is_replaced:
+            state["tables"]["web-0"] = names[1]
+        return float(number)
+
+    try:
+        for is_replaced in (True, False):
+            state["tables"]["web-0"], asked = names[0], itertools.count(1)
+            index_path(log.path, 0).unlink(missing_ok=True)
+            (tmp_path / FILE_NAME).unlink(missing_ok=True)
+            Scrubber(Scrub(every_ms=10**9, bytes_per_second=1 << 30), tmp_path, control, clock_s)._round()
+            assert index_path(log.path, 0).exists() != is_replaced
+    finally:
+        supervisor.close()
+        control.close()
+        log.close(clean=False)
+        for name in names:
+            memory.unlink(name)
