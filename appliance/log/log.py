@@ -65,7 +65,7 @@ from .recovery import (
     recover,
 )
 from .segment import Batches, Segment
-from .segment_list import SegmentList, headers_from
+from .segment_list import SegmentList
 from .transactions import Aborted, AbortedIndex, LogTransactions
 
 logger = logging.getLogger(__name__)
@@ -442,11 +442,7 @@ class Log:
             self._system.fsync(self._directory.fd)
         return True
 
-    # ---- reading back, closing
-
-    def headers(self, offset: int) -> Iterator[tuple[BatchHeader, int, int]]:
-        """Yields header, base offset and end offset of each batch, from the one that contains ``offset`` on."""
-        return headers_from(self.path, self.bases, self.end_offset, offset)
+    # ---- closing
 
     def close(self, clean: bool = True) -> None:
         """Flush, and store the marker that lets the next open skip recovery; ``clean=False``: as a kill leaves it.

@@ -148,6 +148,8 @@ from ..security.principals import Origin
 
 PartitionOutcome = tuple[TopicPartition, str, str]
 """What has become of a partition: the name of the error's class in ``errors``, "" after success, and its message."""
+OUTCOMES_PER_MESSAGE: Final = 50
+"""An outcome has a name and a text, well below 2 KiB: so many fit a packet."""
 
 DamagedPlace = tuple[int, int, str, int, str]
 """Offsets from start to stop, the file and the position in it of the first, and the reason."""

@@ -33,7 +33,7 @@ from appliance.wire.requests import (
 
 from ..log.test_reader import times_batch
 from ..support.cold_files import drop
-from ..support.log_batches import batch, filled, retire
+from ..support.log_batches import batch, filled, headers_of, retire
 
 
 class Table:
@@ -181,7 +181,7 @@ def test_deleted_messages_answer_no_question_about_times(tmp_path: Path, interva
     log = filled(tmp_path, raws, TopicSettings(index_interval_bytes=interval))
     records = [
         (base + number, time)
-        for (_, base, _), batch_times in zip(log.headers(0), times, strict=True)
+        for (_, base, _), batch_times in zip(headers_of(log, 0), times, strict=True)
         for number, time in enumerate(batch_times)
     ]
     held = Held(log, FileCache())
@@ -214,7 +214,7 @@ def test_a_reader_in_a_gap_before_damage_is_told_of_it(tmp_path: Path) -> None:
 def test_damaged_ranges_are_not_served_and_all_else_is(tmp_path: Path) -> None:
     log = filled(tmp_path, [batch([b"%d" % number]) for number in range(10)])
     held = Held(log, FileCache())
-    ends = [found[2] for found in log.headers(0)]
+    ends = [found[2] for found in headers_of(log, 0)]
     held.damaged = [(ends[1], ends[2]), (ends[5], ends[7])]
     served = set()
     for offset in [0, *ends[:-1], ends[1] + 1, ends[2] - 1]:

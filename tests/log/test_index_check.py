@@ -19,7 +19,7 @@ from appliance.log.scrub import scrub
 from appliance.log.tools import verify
 
 from ..support.harmed_files import harm
-from ..support.log_batches import batch, filled, log_range, retire
+from ..support.log_batches import batch, filled, headers_of, log_range, retire
 
 RAWS = [batch([b"%d" % number * 30] * (number % 3 + 1), 1_000 + number) for number in range(24)]
 
@@ -130,7 +130,7 @@ def test_a_reader_that_knew_the_index_reads_right_after_it_was_mended(tmp_path: 
     store(log, 0, [right[0], right[1]._replace(records=99), *right[2:]])
     assert checked(log)
     assert len(entries(log, 0)) < len(right)
-    ends = [stop for _, _, stop in log.headers(0)]
+    ends = [stop for _, _, stop in headers_of(log, 0)]
     for offset in range(0, end, 131):
         range_ = reader.locate(bases, end, offset, 1)
         assert range_ is not None and log_range(range_)[1] == next(stop for stop in ends if stop > offset)

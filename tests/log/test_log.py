@@ -35,6 +35,7 @@ from ..support.log_batches import (
     batch,
     contents,
     filled,
+    headers_of,
     log_range,
     open_log,
     place_all,
@@ -447,11 +448,11 @@ def test_headers_of_everything_from_an_offset_on(tmp_path: Path) -> None:
         ends.append(end)
     for index, start in enumerate([0, *ends]):
         for offset in (start, start + 1) if start < end else (end,):
-            seen = [(base, stop, info.count) for info, base, stop in log.headers(offset)]
+            seen = [(base, stop, info.count) for info, base, stop in headers_of(log, offset)]
             assert [stop for _, stop, _ in seen] == ends[index:]
             assert all(base == stop - count for base, stop, count in seen)
     log.retire_before(log.bases[2] + 7)
-    assert [stop for _, _, stop in log.headers(0)] == [stop for stop in ends if stop > log.bases[0]]
+    assert [stop for _, _, stop in headers_of(log, 0)] == [stop for stop in ends if stop > log.bases[0]]
 
 
 # ---- everything against a model

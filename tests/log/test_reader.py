@@ -26,7 +26,18 @@ from appliance.records.encode import encode_batch
 from appliance.records.timestamps import BatchTimes
 from appliance.wire.requests import FileRange
 
-from ..support.log_batches import MEMORY, SETTINGS, batch, filled, log_range, open_log, place_all, placed, retire
+from ..support.log_batches import (
+    MEMORY,
+    SETTINGS,
+    batch,
+    filled,
+    headers_of,
+    log_range,
+    open_log,
+    place_all,
+    placed,
+    retire,
+)
 
 
 class Naive:
@@ -35,7 +46,7 @@ class Naive:
     def __init__(self, log: Log) -> None:
         self.log = log
         self.bytes = b"".join(log_path(log.path, base).read_bytes() for base in log.bases)
-        self.batches = [(stop - info.size, info, stop) for info, _, stop in log.headers(log.bases[0])]
+        self.batches = [(stop - info.size, info, stop) for info, _, stop in headers_of(log, log.bases[0])]
         self.boundaries = [log.bases[0], *(stop for _, _, stop in self.batches)]
 
     def containing(self, offset: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from crc32c import crc32c
 from appliance.config import TopicSettings
 from appliance.durable_files import File
 from appliance.log import Log
+from appliance.log.segment_list import headers_from
 from appliance.log.tools import verify
 from appliance.records.batch import ATTRIBUTES_AT, CRC_AT, MAX_TIMESTAMP_AT, BatchHeader, check_batch, place
 from appliance.records.encode import encode_values
@@ -64,6 +65,11 @@ def place_all(position: int, raws: Iterable[bytes]) -> Group:
         group.append(placed(raw, position))
         position += len(raw)
     return group
+
+
+def headers_of(log: Log, offset: int) -> Iterator[tuple[BatchHeader, int, int]]:
+    """Header, base offset and end offset of each batch, from the one that contains ``offset`` on."""
+    return headers_from(log.path, log.bases, log.end_offset, offset)
 
 
 def open_log(path: Path, settings: TopicSettings = SETTINGS, now_ms: int = 5000) -> Log:

@@ -20,6 +20,8 @@ from appliance.processes.writer.writer import delete_before
 from appliance.records.batch import BatchHeader, check_batch, place
 from appliance.records.encode import encode_batch
 
+from .log_batches import headers_of
+
 SETTINGS = TopicSettings(segment_bytes=1024, index_interval_bytes=256)
 IDS_MAX = 100
 Boot = tuple[int, int]
@@ -70,7 +72,7 @@ class Promises:
 def contents(log: Log) -> Iterator[tuple[int, bytes, BatchHeader]]:
     """Where each batch of the files starts, its bytes, its header."""
     data = b"".join((log.path / f"{base:020d}.log").read_bytes() for base in log.bases)
-    for info, _, end in log.headers(log.bases[0]):
+    for info, _, end in headers_of(log, log.bases[0]):
         start = end - info.size
         yield start, data[start - log.bases[0] : end - log.bases[0]], info
 

@@ -54,6 +54,7 @@ Send = Callable[[ToSupervisor], None]
 
 
 Row = TypeVar("Row")
+Answer = TypeVar("Answer")
 
 
 class Partitions:
@@ -200,17 +201,12 @@ class Partitions:
             InvalidRequest: there is nothing to repair.
             ApplianceError: it could not be repaired; the partition is as it was, or offline.
         """
-        token = next(self._tokens)
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._repairs[token] = answer
-        self._send(RepairLog(token, TopicPartition(topic, partition), cut))
-        try:
-            async with asyncio.timeout(REPAIR_MS_MAX / 1000):
-                return await answer
-        except TimeoutError:
-            raise RequestTimedOut(f"{topic}-{partition} is still being repaired: see `appliance status`") from None
-        finally:
-            self._repairs.pop(token, None)
+        return await self._ask(
+            self._repairs,
+            lambda token: RepairLog(token, TopicPartition(topic, partition), cut),
+            REPAIR_MS_MAX,
+            f"{topic}-{partition} is still being repaired: see `appliance status`",
+        )
 
     async def report(self, topic: str, partition: int, start: int, stop: int) -> list[DamagedPlace]:
         """Let the inspector read offsets in which somebody has met damage; see ``supervisor/inspection.py``.
@@ -223,17 +219,37 @@ class Partitions:
             StorageFault: the partition is offline.
         """
         self.table(topic, partition)
+        return await self._ask(
+            self._reports,
+            lambda token: LookAt(token, TopicPartition(topic, partition), start, stop),
+            ORDER_MS_MAX,
+            f"{topic}-{partition} is still being looked at: see `appliance status`",
+        )
+
+    async def _ask(
+        self,
+        answers: dict[int, asyncio.Future[Answer]],
+        order: Callable[[int], RepairLog | LookAt],
+        ms_max: int,
+        late: str,
+    ) -> Answer:
+        """Send an order with a token of its own, and return the answer, which comes into ``answers``.
+
+        Raises:
+            RequestTimedOut: it has not come in time; the text is ``late``.
+            ApplianceError: that of the answer.
+        """
         token = next(self._tokens)
-        answer: asyncio.Future[list[DamagedPlace]] = asyncio.get_running_loop().create_future()
-        self._reports[token] = answer
-        self._send(LookAt(token, TopicPartition(topic, partition), start, stop))
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answers[token] = answer
+        self._send(order(token))
         try:
-            async with asyncio.timeout(ORDER_MS_MAX / 1000):
+            async with asyncio.timeout(ms_max / 1000):
                 return await answer
         except TimeoutError:
-            raise RequestTimedOut(f"{topic}-{partition} is still being looked at: see `appliance status`") from None
+            raise RequestTimedOut(late) from None
         finally:
-            self._reports.pop(token, None)
+            answers.pop(token, None)
 
     async def _carry_out(self, verb: str, orders: Sequence[CreatePartitions | DeletePartitions]) -> None:
         answers: list[asyncio.Future[list[PartitionOutcome]]] = []

@@ -31,7 +31,15 @@ from ...partition_states import OFFLINE, ONLINE
 from ...shared import memory
 from ...shared.table import SEGMENTS_MAX, TABLE_BYTES, SegmentTable
 from ..control import Channel
-from ..messages import Lacking, PartitionDropped, PartitionOutcome, PartitionsOpened, PartitionTable, UnknownMessage
+from ..messages import (
+    OUTCOMES_PER_MESSAGE,
+    Lacking,
+    PartitionDropped,
+    PartitionOutcome,
+    PartitionsOpened,
+    PartitionTable,
+    UnknownMessage,
+)
 from ..writer.producers import Producers
 from .actions import REFUSALS, UNDER_WAY, Actions, reason_of
 from .children import LOCK, Children
@@ -46,7 +54,6 @@ logger = logging.getLogger(__name__)
 
 ATTEMPTS_MAX: Final = 3
 """Attempts to open a partition whose openers are killed."""
-ROWS_PER_MESSAGE = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +349,7 @@ def open_partitions(config: Config, data_dir: Path, jobs: Sequence[OpeningJob], 
             elif str(error) != job.known_fault:  # the supervisor logs a lack, and tries again
                 logger.error("%s-%d is offline: %s", job.topic, job.partition, error)
             outcomes.append((partition, kind.__name__, str(error)))
-        if len(outcomes) >= ROWS_PER_MESSAGE:
+        if len(outcomes) >= OUTCOMES_PER_MESSAGE:
             control.send(PartitionsOpened(outcomes))
             outcomes = []
     control.send(PartitionsOpened(outcomes))

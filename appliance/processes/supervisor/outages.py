@@ -193,7 +193,7 @@ class Outages:
             if order is not None and order.repairs:
                 self._answer(order.token, UnknownPartition.__name__, DELETED, {})
 
-    def start(self) -> None:
+    def go_on(self) -> None:
         """Go on with the partitions that no process has open any more.  Called in every turn."""
         if self.repairers.stops:
             return

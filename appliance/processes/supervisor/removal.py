@@ -48,7 +48,7 @@ from ...errors import ApplianceError, WriterGone, disk_fault
 from ...log import partition_directory
 from ...names import TopicPartition
 from ..control import Channel
-from ..messages import PartitionOutcome, PartitionsRemoved
+from ..messages import OUTCOMES_PER_MESSAGE, PartitionOutcome, PartitionsRemoved
 from .actions import Actions
 from .children import LOCK, Children
 from .fork import Child
@@ -59,8 +59,6 @@ from .writers import Writers
 CLEAN_AGAIN_MS: Final = 60_000
 """Delay of the next cleaner after one that could not delete all files."""
 logger = logging.getLogger(__name__)
-
-ROWS_PER_MESSAGE: Final = 50
 
 
 class Removals:
@@ -176,8 +174,8 @@ def free_names(
     except OSError as error:
         fault = disk_fault(error, data_dir)
         outcomes = [(partition, type(fault).__name__, str(fault)) for partition, *_ in outcomes]
-    for start in range(0, len(outcomes), ROWS_PER_MESSAGE):
-        control.send(PartitionsRemoved(outcomes[start : start + ROWS_PER_MESSAGE]))
+    for start in range(0, len(outcomes), OUTCOMES_PER_MESSAGE):
+        control.send(PartitionsRemoved(outcomes[start : start + OUTCOMES_PER_MESSAGE]))
     return 0
 
 

@@ -463,7 +463,7 @@ class Supervisor:
             self._signals.discard(signal.SIGCHLD)
             self._orphans.reap()
         self._removals.start_remover()
-        self._outages.start()
+        self._outages.go_on()
 
     # ---- ZooKeeper and the configuration
 

@@ -65,7 +65,8 @@ class Producers:
         self._log = log
         self._path: Path = log.path / SNAPSHOT_NAME
         self._system = system
-        self._stored_end = -1  # of the snapshot on the disk
+        self.stored_end = -1
+        """The end of the snapshot on the disk; -1 without one."""
         self._frozen_end = 0  # of the last one that was made
         self._frozen: ProducersSnapshot | None = None
         self._restore()
@@ -80,7 +81,7 @@ class Producers:
         except OSError as error:
             raise disk_fault(error, log.path) from error
         if snapshot is not None and start == snapshot.end:
-            self._stored_end = start
+            self.stored_end = start
         self._frozen_end = start
         if snapshot is not None and snapshot.end > log.end_offset:
             self._remove()
@@ -135,7 +136,7 @@ class Producers:
         assert snapshot.end <= self._log.flushed
         self._log.aborted.sync()
         replace_file(self._path, snapshot.encode(), system=self._system)
-        self._stored_end = snapshot.end
+        self.stored_end = snapshot.end
 
     def store_all(self) -> None:
         """Store the present state; everything written must be flushed, and the flusher idle.  Else as :meth:`store`."""
@@ -157,18 +158,13 @@ class Producers:
         self._frozen_end = self._log.end_offset
         return self.sequences.snapshot(self._log.end_offset)
 
-    @property
-    def stored_end(self) -> int:
-        """The end of the snapshot on the disk; -1 without one."""
-        return self._stored_end
-
     def covers(self, base: int) -> bool:
         """Whether the snapshot on the disk covers all segments before the one at ``base``."""
         return self.covers_to(base) or base <= self._log.bases[0]
 
     def covers_to(self, offset: int) -> bool:
         """Whether the snapshot on the disk has what all batches before ``offset`` tell."""
-        return self._stored_end >= offset
+        return self.stored_end >= offset
 
 
 def load(directory: Path) -> ProducersSnapshot | None:

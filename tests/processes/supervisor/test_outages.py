@@ -142,7 +142,7 @@ class Rig:
                 self.orders.create(token, [NewPartition(WEB, topic_id, {}, True)])
         self.actions.run_due()
         self.removals.start_remover()
-        outages.start()
+        outages.go_on()
         self.actions.run_due()
         self.check()
 
