@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from appliance.catalog import Catalog, CatalogChange, Removal
-from appliance.errors import DiskFull, RequestTimedOut, StorageFault, WriterGone
+from appliance.errors import DiskFull, RequestTimedOut, StorageFault, UnknownPartition, WriterGone
 from appliance.log import partition_directory
+from appliance.log.files import log_path
 from appliance.names import TopicPartition
 from appliance.processes.control import Channel
 from appliance.processes.supervisor.actions import Actions
@@ -29,6 +30,7 @@ from appliance.processes.supervisor.removal import Removals
 from appliance.records.encode import encode_values
 from appliance.wire import native
 
+from ...support.leases import held
 from ...support.native_peer import Peer
 from ...support.server import NotServing, Server, children, wait_for
 
@@ -164,6 +166,22 @@ def test_a_remover_that_is_killed_is_told_of_and_another_goes_on(make_appliance:
     wait_for(lambda: [pid for pid in children(server, "remover") if pid != remover], "another remover")
     held.go_on()
     made_anew(server)
+
+
+def test_a_repair_ends_with_its_topic_and_does_nothing_to_the_next_one(make_appliance: Callable[..., Server]) -> None:
+    """Method: the repairer waits for a lease of the segment, which it is to read."""
+    server = make_appliance(**QUICK, **{"writer.idle_ms": 100, "scrub.bytes_per_second": 0})
+    with Peer(server.native) as peer, Peer(server.native) as other:
+        make(peer)
+        wait_for(lambda: not children(server, "wr x-0"), "the writer to end")
+        with held([log_path(server.data_dir / "x-0", 0)]):
+            peer.send([native.ADMIN, 1, "repair", {"name": "x", "partition": 0}])
+            wait_for(lambda: children(server, "repairer"), "the repairer")
+            other.admin("delete_topic", name="x")
+            assert not children(server, "repairer")
+            header, _ = peer.receive()
+            assert header[1] == UnknownPartition.code and "deleted" in header[2]
+            made_anew(server)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,12 @@ A writer is held while it opens its log by a lease of the clean-shutdown marker,
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import confluent_kafka
@@ -25,6 +23,7 @@ from appliance.processes.supervisor.writers import OPENING_MAX
 from appliance.records.encode import encode_values
 from appliance.wire import native
 
+from ...support.leases import held
 from ...support.native_peer import Peer
 from ...support.server import Server, children_of, comm, wait_for
 
@@ -47,21 +46,6 @@ def descriptors(pid: int) -> Counter[str]:
     return Counter(
         target.split(":")[-1].strip("[]") if "pidfd" in target else target.split(":")[0] for target in targets
     )
-
-
-@contextmanager
-def held(files: list[Path]) -> Iterator[None]:
-    """Whoever opens one of these files waits until the block ends (or Linux's lease-break-time is over, 45 s)."""
-    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # which asks for the lease
-    handles = [os.open(file, os.O_RDWR) for file in files]
-    try:
-        for handle in handles:
-            fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        yield
-    finally:
-        for handle in handles:
-            os.close(handle)
-        signal.signal(signal.SIGIO, before)
 
 
 def test_a_produce_to_many_idle_partitions_is_answered_by_all_of_them(make_appliance: Callable[..., Server]) -> None:
