@@ -20,6 +20,7 @@ so it raises :class:`InvalidSetting`, which has a code on the wire.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -439,8 +440,7 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
                     accepted.parse(value)
             except ValueError as error:
                 raise InvalidSetting(f"{name} = {value!r}: {error}") from None
-        own = {field: getattr(base, field) for field in TopicSettings.__struct_fields__}
-        return TopicSettings(**(own | changed))
+        return msgspec.structs.replace(base, **changed)
 
     @staticmethod
     def texts(settings: Mapping[str, str | int], base: TopicSettings) -> dict[str, str]:
@@ -533,7 +533,7 @@ class LedgerSection(Struct, frozen=True):
     ] = "ledger"
 
 
-class Config(Struct, frozen=True):
+class Config(Struct, frozen=True, dict=True):
     broker: BrokerSection = BrokerSection()
     native: NativeSection = NativeSection()
     kafka: KafkaSection = KafkaSection()
@@ -591,7 +591,7 @@ class Config(Struct, frozen=True):
         of_tables = {name: self.value(name) for name in KEYS}
         return of_tables | flat_patterns(self.topic_patterns) | flat_inputs(self.inputs)
 
-    @property
+    @functools.cached_property
     def topic_defaults(self) -> TopicDefaults:
         return TopicDefaults(self.topics.defaults, self.topic_patterns)
 

@@ -152,6 +152,9 @@ class _Buffer(ctypes.Structure):
     ]
 
 
+_get_buffer, _release_buffer = ctypes.pythonapi.PyObject_GetBuffer, ctypes.pythonapi.PyBuffer_Release
+
+
 def map_without_descriptor(fd: int, writable: bool) -> mmap.mmap:
     """Map an object that stays mapped when its descriptor is closed, as mmap(2) does.
 
@@ -171,9 +174,9 @@ def map_without_descriptor(fd: int, writable: bool) -> mmap.mmap:
 
 def _address_of(mapped: mmap.mmap) -> int:
     buffer = _Buffer()
-    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(mapped), ctypes.byref(buffer), 0)
+    _get_buffer(ctypes.py_object(mapped), ctypes.byref(buffer), 0)
     address = int(buffer.address)
-    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
+    _release_buffer(ctypes.byref(buffer))
     return address
 
 

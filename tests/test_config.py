@@ -137,11 +137,10 @@ def test_all_faults_are_reported_together() -> None:
 
 
 def test_topic_settings_parse_and_back() -> None:
-    base = Config().topics
+    base = Config().topics.defaults
     settings = TopicSettings.parse({"retention.bytes": "10GiB", "flush.messages": 0}, base)
     assert (settings.retention_bytes, settings.flush_messages) == (10 << 30, 0)
     assert settings.segment_bytes == base.segment_bytes
-    assert type(settings) is TopicSettings
     assert TopicSettings.parse(settings.as_kafka(), TopicSettings()) == settings
     assert set(settings.as_kafka()) == set(TOPIC_KEYS)
 

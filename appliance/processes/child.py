@@ -36,7 +36,7 @@ def set_name(name: str) -> None:
         os.close(fd)
     start, size = _arguments()
     if size:
-        where = b"\0--data\0" + os.fsencode(_data_dir()) if _data_dir() else b""
+        where = _data_dir()
         title = f"appliance: {name}".encode()[: max(0, size - 1 - len(where))] + where
         libc.write_memory(start, title[: size - 1].ljust(size, b"\0"))
 
@@ -53,15 +53,16 @@ def _arguments() -> tuple[int, int]:
     return 0, 0
 
 
-def _data_dir() -> str:
-    """What the command line has behind ``--data``: who looks for the processes of a directory finds it there."""
+@functools.cache
+def _data_dir() -> bytes:
+    """``--data`` and what the command line has behind it: who looks for the processes of a directory finds it there."""
     words = sys.argv
     for at, word in enumerate(words):
         if word == "--data" and at + 1 < len(words):
-            return words[at + 1]
+            return b"\0--data\0" + os.fsencode(words[at + 1])
         if word.startswith("--data="):
-            return word.removeprefix("--data=")
-    return ""
+            return b"\0--data\0" + os.fsencode(word.removeprefix("--data="))
+    return b""
 
 
 def become_child(name: str, supervisor_pid: int) -> None:

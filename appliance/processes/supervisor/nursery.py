@@ -4,6 +4,10 @@ A fork copies the tables of its process's pages and descriptors, and then every 
 thousand writers cost the supervisor, which has descriptors for each of them, as much as all the rest of its work.  The
 nursery does nothing but fork, so little of it changes between two forks, and its children have nothing to close.
 
+What is made at its first use each writer makes again.  So the patterns, decoders and defaults of topics with which a
+log is opened are made before, at the import or in :meth:`Nursery.run`: of 5 MB that a writer had of its own, 0.8 were
+for them.
+
 The supervisor makes the control channel of a writer, sends the writer's end with the order, and closes it.  From then
 on one process at a time has that end, and the supervisor knows by its closing that the writer has ended::
 
@@ -93,7 +97,8 @@ class Nursery:
 
     def run(self) -> int:
         """Run the process, from fork to exit; return its exit status."""
-        boot_id()  # which all writers remember
+        boot_id()  # which all writers remember, as what follows
+        _ = self._config.topic_defaults
         gc.freeze()
         self.serve()
         return 0
@@ -125,6 +130,7 @@ class Nursery:
                     self._reap()
                 case Reload(config):
                     self._config = config
+                    _ = config.topic_defaults
                     set_log_level(config.log.level)
                 case Stop():
                     with self._heart.working():

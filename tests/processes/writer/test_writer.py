@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import pytest
 from confluent_kafka import Producer as ConfluentProducer
 
 from appliance.client import Producer
-from appliance.config import Config
+from appliance.config import Config, TopicSettings
 from appliance.errors import DiskFull, StorageFault
+from appliance.log import Log
 from appliance.processes.control import Channel
 from appliance.processes.writer.writer import WriterArguments, run
 from appliance.records.decode import decode_batch
@@ -30,6 +32,36 @@ from ...support.small_machine import fill, small_machine
 
 BATCH = encode_values([b"one", b"two"], 1_000)
 LARGE = encode_values([os.urandom(500_000)], 1_000)
+
+
+OPENS = """
+import sys, msgspec._utils, re._compiler
+from pathlib import Path
+from appliance.config import Config
+from appliance.processes.supervisor import nursery  # what the nursery has, writers have before they are forked
+from appliance.processes.writer.writer import WriterArguments, open_log
+
+def told(of, name):
+    work = getattr(of, name)
+    setattr(of, name, lambda *arguments: print(name, *arguments) or work(*arguments))
+
+told(re._compiler, "compile")
+told(msgspec._utils, "get_class_annotations")
+modules = set(sys.modules)
+settings = dict(setting.split("=") for setting in sys.argv[2:])
+log = open_log(WriterArguments(Config(), Path(sys.argv[1]), "t", 0, settings, "", []))
+print(*set(sys.modules) - modules, log.end_offset)
+"""
+
+
+def test_what_a_writer_opens_with_is_made_before_it_is_forked(tmp_path: Path) -> None:
+    """A pattern, a decoder or a module that each writer makes for itself is memory of each: those here were 0.7 MB."""
+    Log.open(tmp_path / "t-0", TopicSettings(), lambda: 0).close()
+    assert (tmp_path / "t-0" / "clean-shutdown").exists()
+    settings = TopicSettings().as_kafka() | {"retention.ms": "7d", "min.cleanable.dirty.ratio": "0.25"}
+    words = [f"{name}={text}" for name, text in settings.items()]
+    command = [sys.executable, "-c", OPENS, str(tmp_path), *words]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.split() == ["0"]
 
 
 def test_a_writer_of_a_topic_that_is_gone_ends_quietly(tmp_path: Path) -> None:
