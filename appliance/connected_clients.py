@@ -96,5 +96,6 @@ def encode(rows: Iterable[ClientRow], others: int, pid: int, now_ms: int, at_s: 
     for row in add_up(rows):
         numbers = row._asdict()
         numbers["since"] = round(at_s - (now_ms - numbers.pop("since_ms")) / 1000, 3)
+        numbers |= {name: round(numbers[name], 1) for name in ("in_s", "out_s")}
         clients.append(numbers.pop("name")._asdict() | numbers)
     return msgspec.json.encode({"pid": pid, "clients": clients, "others": others})

@@ -20,6 +20,11 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def counted(number: int, noun: str) -> str:
-    """``1 message``, ``1,234 messages``: for nouns whose plural has an s."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def counted(number: int, one: str, many: str = "") -> str:
+    """``1 message``, ``1,234 messages``.
+
+    Args:
+        one: what stands behind 1: a noun, which may have its verb behind it, ``batch was``.
+        many: what stands behind other numbers, ``batches were``; if not given, ``one`` with an s.
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -40,9 +40,9 @@ def test_as_many_rows_as_there_may_be_fit_a_message() -> None:
     assert TO_SUPERVISOR.decode(packed) == counted
 
 
-def test_the_file_has_the_time_by_the_wall_clock() -> None:
+def test_the_file_has_the_time_by_the_wall_clock_and_rounded_figures() -> None:
     name = ClientName("User:u", "10.0.0.7", "id", "librdkafka 2.6.1", "kafka 127.0.0.1:9092")
-    row = ClientRow(name, 1, since_ms=5_000, bytes_in=1, bytes_out=2, in_s=0.5, out_s=0.0)
+    row = ClientRow(name, 1, since_ms=5_000, bytes_in=1, bytes_out=2, in_s=0.5, out_s=3288.7999999999997)
     found = msgspec.json.decode(encode([row], 3, pid=7, now_ms=9_000, at_s=1_000.0))
-    numbers = {"connections": 1, "since": 996.0, "bytes_in": 1, "bytes_out": 2, "in_s": 0.5, "out_s": 0.0}
+    numbers = {"connections": 1, "since": 996.0, "bytes_in": 1, "bytes_out": 2, "in_s": 0.5, "out_s": 3288.8}
     assert found == {"pid": 7, "clients": [name._asdict() | numbers], "others": 3}

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..security.acls import CLUSTER_NAME, OPERATIONS, Operation, ResourceType, parse, word
+from .. import units
+from ..errors import ApplianceError
+from ..security.acls import ANY, CLUSTER_NAME, OPERATIONS, Operation, ResourceType, parse, word
 from . import output
 from .asking import DryRunOption, YesOption, confirm, how_many
+from .known_names import names_of
 from .live_names import complete_groups, complete_topics
 from .target import ConnectOption, DataOption, JsonOption, cluster
+
+if TYPE_CHECKING:
+    from ..client.cluster_client import Cluster
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -95,7 +101,11 @@ def add(
             rules.append(rule | {"pattern": "Prefixed" if prefixed and name != CLUSTER_NAME else "Literal"})
     with cluster(data, connect) as asked:
         asked.admin("add_acls", {"acls": rules})
+        notes = [note for resource, name in named if (note := _not_there(asked, resource, name, prefixed=prefixed))]
+    output.remark(f"added {units.counted(len(rules), 'rule')}:")
     _print(rules, as_json)
+    for note in dict.fromkeys(notes):
+        output.remark(note)
 
 
 @app.command(name="list")
@@ -165,7 +175,30 @@ def delete(
             shown = [" ".join(str(row[column]) for column in COLUMNS) for row in rows]
             confirm(shown, f"Delete {how_many(len(rows), 'rule')}?", yes=yes)
             rows = [row for filter_ in filters for row in asked.admin("delete_acls", filter_)]
+    if rows:
+        output.remark(f"{'would delete' if dry_run else 'deleted'} {units.counted(len(rows), 'rule')}:")
+    else:
+        output.remark("no rule has all of this, nothing is deleted: `appliance acl list` shows the rules")
     _print(rows, as_json)
+
+
+def _not_there(asked: Cluster, resource: ResourceType, name: str, *, prefixed: bool) -> str:
+    """Says so if a rule is about a topic or group that there is not; "" where that cannot be known.
+
+    Such a rule is right before the first message comes, and else a typing error that nothing else would show.
+    """
+    verb = {ResourceType.TOPIC: "topics", ResourceType.GROUP: "groups"}.get(resource)
+    if verb is None or name == ANY:
+        return ""
+    try:
+        there = names_of(asked, verb)
+    except ApplianceError:
+        return ""
+    kind = word(resource).lower()
+    if prefixed:
+        found = any(known.startswith(name) for known in there)
+        return "" if found else f"no {kind} begins with {name!r} yet: the rule applies to those that are made"
+    return "" if name in there else f"there is no {kind} {name!r} yet: the rule applies when it is made"
 
 
 def _resources(

@@ -50,9 +50,11 @@ def backup(
         )
         return
     sizes = f"{units.size(made.linked_bytes)} linked, {units.size(made.copied_bytes)} copied"
-    output.say(f"{made.path}: {made.partitions} partitions, {sizes}")
+    output.say(f"{made.path}: {units.counted(made.partitions, 'partition')}, {sizes}")
     if made.left_out:
-        output.remark(f"{made.left_out} partitions were deleted meanwhile, and are not in it")
+        output.remark(
+            f"{units.counted(made.left_out, 'partition was', 'partitions were')} deleted meanwhile, not in it"
+        )
 
 
 def register(app: typer.Typer) -> None:

@@ -7,7 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from .. import units
 from ..owners import acting_as_owner
+from ..security.principals import ANONYMOUS
 from . import output
 from .target import ConnectOption, DataOption, JsonOption, cluster, data_dir
 
@@ -41,12 +43,16 @@ def clients(
     if as_json:
         output.print_json({"clients": rows[:rows_max], "others": answer["others"]})
         return
-    shown = [{**row, "since": output.moment(row["since"])} for row in rows[:rows_max]]
+    shown = [{**row, "user": _login(row["user"]), "since": output.moment(row["since"])} for row in rows[:rows_max]]
     output.print_rows(shown, [*COLUMNS, *NUMBERS])
     if len(rows) > rows_max:
         output.remark(f"{len(rows) - rows_max} more: -n {len(rows)} shows them")
     if answer["others"]:
-        output.remark(f"{answer['others']} connections of others that move less are not in the list")
+        output.remark(f"{units.counted(answer['others'], 'connection')} of others that move less: not in the list")
+
+
+def _login(user: str) -> str:
+    return "not logged in" if user == ANONYMOUS else user
 
 
 def _ask(data: Path | None, connect: str | None) -> dict[str, Any]:

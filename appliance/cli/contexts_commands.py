@@ -59,7 +59,7 @@ def add(
         try:
             parse_listeners("native", connect)
         except ValueError as error:
-            raise typer.BadParameter(f"--connect {connect}: {error}") from None
+            raise typer.BadParameter(f"--connect {error}") from None
     saved = contexts.load()
     saved.contexts[name] = Context(str(data.absolute()) if data else "", connect or "")
     if use:

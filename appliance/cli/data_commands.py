@@ -111,7 +111,7 @@ FromOption = Annotated[
     typer.Option(
         "--from",
         metavar="earliest|latest|TIME|OFFSET",
-        help="Where to begin: also 2026-11-20T06:00, 06:00 or -15m.  A group goes on where it has committed. "
+        help="Where to begin: also 2026-11-20T06:00, 06:00 or 15m.  A group goes on where it has committed. "
         "[dim]\\[default: latest, with --group earliest][/dim]",
     ),
 ]
@@ -150,7 +150,7 @@ def produce(
 
         echo done | appliance produce jobs --key 4711 --header source=web-1 --header level=info
 
-        appliance consume web --from -1h --timeout 1 --json | appliance produce web-copy --input json
+        appliance consume web --from 1h --timeout 1 --json | appliance produce web-copy --input json
 
         echo '{"a": 1}' | appliance produce events --connect logs.example.net:9091 --json
     """
@@ -259,7 +259,9 @@ class _Sending:
         self._partition = partition
         self._parse = parse
         self._long = long
-        self._watch = TroubleWatch(listener, producer.troubles, lambda: f"{self.undelivered:,} lines on their way")
+        self._watch = TroubleWatch(
+            listener, producer.troubles, lambda: f"{units.counted(self.undelivered, 'line')} on the way"
+        )
         self.count = 0
         self.size = 0
 
@@ -280,7 +282,7 @@ class _Sending:
             self._producer.close(None if kind is None else CLOSE_S)
         finally:
             self._watch.__exit__()
-            text = f"{self.undelivered:,} of {self.count:,} lines were not delivered"
+            text = f"{self.undelivered:,} of {units.counted(self.count, 'line was', 'lines were')} not delivered"
             if self.undelivered and cause is None:
                 output.remark(f"appliance: {text}")
         if cause is not None and self.undelivered and (error is None or isinstance(error, Unavailable)):
@@ -403,7 +405,7 @@ def consume(
 
         appliance consume web --data /tmp/box
 
-        appliance consume web --from -1h --timeout 2 --json | jq -r .value
+        appliance consume web --from 1h --timeout 2 --json | jq -r .value
 
         appliance consume web --group reports --max 1000
 

@@ -21,6 +21,7 @@ from msgspec import Meta, Struct
 from ..errors import InvalidRequest, UnknownPartition
 from ..names import GROUP_CHARACTERS_MAX, OFFSET_MAX, PARTITION_MAX, TOPIC_PATTERN
 from ..owners import open_as_owner
+from ..value_faults import in_words
 from ..wire.bounds import PARTS_MAX_MAX
 
 FORMAT: Final = "appliance group offsets"
@@ -81,7 +82,7 @@ def read(path: Path) -> dict[str, list[GroupPosition]]:
     try:
         contents = msgspec.json.decode(content, type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{path}: not what `appliance groups export` prints: {error}") from None
+        raise InvalidRequest(f"{path}: not what `appliance groups export` prints: {in_words(error)}") from None
     groups = {group.group: group.offsets for group in contents.groups}
     if len(groups) < len(contents.groups):
         raise InvalidRequest(f"{path}: a group is in it twice")

@@ -236,7 +236,7 @@ def delete(
         appliance groups delete reports old-reports --yes
     """
     with cluster(data, connect) as asked:
-        rows = []
+        rows: list[dict[str, Any]] = []
         for group in dict.fromkeys(groups):
             if not _resting(asked, group) and not _is_lost(asked, group):
                 raise UnknownGroup(f"there is no group {group!r}")
@@ -245,7 +245,8 @@ def delete(
             rows.append({"group": group, "topics": topics, "offsets": len(offsets)})
         if not dry_run:
             lost = [
-                f"{row['group']}: {row['offsets']} committed offsets in {output.field(row['topics'])}" for row in rows
+                f"{row['group']}: {units.counted(row['offsets'], 'committed offset')} in {output.field(row['topics'])}"
+                for row in rows
             ]
             confirm(lost, f"Delete {how_many(len(rows), 'group')}?", yes=yes)
             for row in rows:

@@ -15,6 +15,7 @@ from ..config import load
 from ..errors import BadValue, ConfigFault, InvalidRequest, UnknownPartition
 from ..input_settings import NAME, TABLE, TYPES, WANTED_NAME
 from ..owners import acting_as_owner
+from ..units import counted
 from . import ending, output
 from .config_commands import toml_value
 from .config_file import replace_config
@@ -236,7 +237,7 @@ def rights(
 
 # ---- the ledger
 
-LedgerSinceOption = Annotated[str, typer.Option("--since", metavar="-2d|TIME", help="Rows from then on.")]
+LedgerSinceOption = Annotated[str, typer.Option("--since", metavar="2d|TIME", help="Rows from then on.")]
 LedgerTopicOption = Annotated[str, typer.Option("--ledger", help="The topic of the ledger (ledger.topic).")]
 
 
@@ -272,7 +273,7 @@ def ledger(
 
         appliance inputs ledger --data /tmp/box
 
-        appliance inputs ledger /var/log/syslog --since -2h --data /tmp/box
+        appliance inputs ledger /var/log/syslog --since 2h --data /tmp/box
 
         appliance inputs ledger --pipeline web.toml --data /tmp/box
     """
@@ -354,7 +355,7 @@ def find(
     line: Annotated[int | None, typer.Option("--line", min=1, help="Number of the line of the file, from 1.")] = None,
     text: Annotated[str | None, typer.Option("--text", help="What the lines have in them.")] = None,
     since: LedgerSinceOption = "-7d",
-    until: Annotated[str, typer.Option("--until", metavar="-1d|TIME", help="Rows from before then.")] = "latest",
+    until: Annotated[str, typer.Option("--until", metavar="1d|TIME", help="Rows from before then.")] = "latest",
     topic: LedgerTopicOption = "ledger",
     data: DataOption = None,
     connect: ConnectOption = None,
@@ -380,9 +381,9 @@ def find(
 
         appliance inputs find /var/log/syslog --line 17 --data /tmp/box
 
-        appliance inputs find 10.0.0.7 --line 1200 --since -3h --until -2h --data /tmp/box
+        appliance inputs find 10.0.0.7 --line 1200 --since 3h --until 2h --data /tmp/box
 
-        appliance inputs find /var/log/syslog --text "Out of memory" --since -1d --data /tmp/box
+        appliance inputs find /var/log/syslog --text "Out of memory" --since 1d --data /tmp/box
     """
     from ..inputs.ledger import LedgerReading
 
@@ -538,7 +539,8 @@ def _print_shipped(topic: str, stats: InputStats, unfinished: Mapping[str, int],
     if as_json:
         output.print_json({**row, "unfinished": sum(unfinished.values())})
     else:
-        output.say(f"{topic}: {stats.lines:,} lines, {stats.bytes:,} bytes of {stats.sources} files")
+        sizes = f"{counted(stats.lines, 'line')}, {counted(stats.bytes, 'byte')}"
+        output.say(f"{topic}: {sizes} of {counted(stats.sources, 'file')}")
     for path, count in unfinished.items():
         output.remark(f"{path}: its last line has no line break yet: {count:,} bytes wait for a later call")
 
@@ -564,7 +566,7 @@ def _timestamp(option: str, text: str) -> int:
 
     spec = parse_offset_spec(text, datetime.now().astimezone())
     if spec.offset is not None:
-        raise BadValue(f"{option} {text}: must be a time, such as -2h or 2026-11-25T08:00")
+        raise BadValue(f"{option} {text}: must be a time, such as 2h or 2026-11-25T08:00")
     return spec.timestamp
 
 

@@ -23,6 +23,7 @@ from ..errors import ApplianceError
 from . import contexts, output
 from .ending import CommandEnded, end_on_closed_pipe
 from .faults import Fault, named_in, report, show
+from .help_text import shaped
 from .spelling import respelled
 
 USAGE_ERROR: Final = "UsageError"
@@ -63,9 +64,11 @@ def _usual(ctx: Any, param: Any, value: Any) -> Any:
     return value
 
 
-def _parameters(group: Any) -> Iterator[Any]:
+def _commands(group: Any) -> Iterator[Any]:
+    """The group itself, and all that is below it."""
+    yield group
     for command in group.commands.values():
-        yield from _parameters(command) if hasattr(command, "commands") else command.params
+        yield from _commands(command) if hasattr(command, "commands") else (command,)
 
 
 class Commands(typer.core.TyperGroup):
@@ -73,9 +76,11 @@ class Commands(typer.core.TyperGroup):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        for param in _parameters(self):
-            if param.callback is None:
-                param.callback = _usual
+        for command in _commands(self):
+            command.help = command.help and shaped(command.help)
+            for param in () if hasattr(command, "commands") else command.params:
+                if param.callback is None:
+                    param.callback = _usual
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         with _shown_safely():

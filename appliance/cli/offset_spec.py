@@ -16,7 +16,7 @@ from ..wire.requests import EARLIEST, LATEST
 if TYPE_CHECKING:
     from ..client.cluster_client import Cluster
 
-FORMS = "earliest, latest, now, an offset (4711), a time (2026-11-20T06:00, 06:00 today) or an age (-15m, -2h, -7d)"
+FORMS = "earliest, latest, now, an offset (4711), a time (2026-11-20T06:00, 06:00 today) or an age (15m, 2h, 7d)"
 
 
 class OffsetSpec(NamedTuple):
@@ -40,7 +40,7 @@ def parse_offset_spec(text: str, now: datetime) -> OffsetSpec:
         if len(text) > 19 or int(text) > OFFSET_MAX:  # Python refuses to convert thousands of digits
             raise BadParameter(f"{text!r}: the largest offset is {OFFSET_MAX}")
         return OffsetSpec(offset=int(text))
-    age = re.fullmatch(r"-([0-9]{1,18})(ms|s|m|min|h|d|w)", text)
+    age = re.fullmatch(r"-?([0-9]{1,18})(ms|s|m|min|h|d|w)", text)
     if age:
         return OffsetSpec(timestamp=max(0, _ms(now) - int(age[1]) * DURATIONS_MS[age[2]]))
     clock = re.fullmatch(r"([0-9]{1,2})(:[0-9]{2}(?::[0-9]{2})?)", text)
@@ -49,6 +49,21 @@ def parse_offset_spec(text: str, now: datetime) -> OffsetSpec:
         return OffsetSpec(timestamp=max(0, _ms(moment if moment.tzinfo else moment.astimezone())))
     except (ValueError, OverflowError):  # 0001-01-01 is outside of what the time zone can be found for
         raise BadParameter(f"{text!r}: give {FORMS}") from None
+
+
+def parse_moment(option: str, text: str, now: datetime) -> int:
+    """A time or an age as ms since 1970, for an option that takes no offset; ``earliest`` is 0.
+
+    Raises:
+        BadParameter: it is none.
+    """
+    try:
+        spec = parse_offset_spec(text, now)
+    except BadParameter:
+        spec = OffsetSpec(timestamp=LATEST)
+    if spec.offset is not None or spec.timestamp == LATEST:
+        raise BadParameter(f"{option} {text}: give a time (2026-11-20T06:00, 06:00 today) or an age (10m, 2h, 7d)")
+    return max(0, spec.timestamp)
 
 
 def _ms(moment: datetime) -> int:

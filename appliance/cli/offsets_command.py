@@ -18,7 +18,7 @@ def offsets(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topics, help="Topic to look in.")],
     at: Annotated[
         str,
-        typer.Option("--at", metavar="TIME|earliest|latest", help="A time, such as 2026-11-20T06:00, 06:00 or -15m."),
+        typer.Option("--at", metavar="TIME|earliest|latest", help="A time, such as 2026-11-20T06:00, 06:00 or 15m."),
     ] = "latest",
     partitions: Annotated[
         list[int] | None, typer.Option("--partition", min=0, help="Only this one; repeatable; all if not given.")
@@ -35,7 +35,7 @@ def offsets(
 
         appliance offsets web --at 06:00 --data /tmp/box
 
-        appliance offsets web --at -2h --partition 0 --json
+        appliance offsets web --at 2h --partition 0 --json
     """
     spec = parse_offset_spec(at, datetime.now().astimezone())
     if spec.offset is not None:

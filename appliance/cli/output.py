@@ -19,14 +19,16 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from .. import units
 
 OutputRow = Mapping[str, Any]
 
 WIDE_COLUMNS = 80
-"""A table that does not fit a terminal narrower than this is printed as blocks; a wider one folds its cells."""
+"""A table that does not fit a terminal narrower than this is printed as blocks; a wider one folds its cells, unless
+that would break numbers, or words up to WORD_CHARACTERS."""
+WORD_CHARACTERS = 16
 
 MARKS_MAX = 4
 """Most combining marks on one letter; more would reach into the lines above."""
@@ -142,17 +144,29 @@ def _draw(rows: Sequence[OutputRow], columns: Sequence[str], title: str) -> None
 
     console = Console()
     cells = [[human(column, row.get(column)) for column in columns] for row in rows]
-    widths = [max(map(len, (name, *texts))) for name, *texts in zip(columns, *cells, strict=True)]
-    if len(columns) > 1 and sum(widths) + 3 * len(widths) + 1 > console.width and console.width < WIDE_COLUMNS:
+    texts_of = [[column.replace("_", " "), *texts] for column, *texts in zip(columns, *cells, strict=True)]
+    borders = 3 * len(columns) + 1
+    whole, folded = (sum(map(width, texts_of)) + borders for width in (_whole_width, _folded_width))
+    if len(columns) > 1 and whole > console.width and (console.width < WIDE_COLUMNS or folded > console.width):
         _draw_as_blocks(rows, columns, title)
         return
     table = Table(title=Text(safe(title)) if title else None, title_justify="left", header_style="bold")
-    for column in columns:
-        numeric = all(isinstance(row.get(column), int | float | None) for row in rows)
-        table.add_column(Text(safe(column.replace("_", " "))), justify="right" if numeric and rows else "left")
+    for column, texts in zip(columns, texts_of, strict=True):
+        numeric = bool(rows) and all(isinstance(row.get(column), int | float | None) for row in rows)
+        justify: Literal["left", "right"] = "right" if numeric else "left"
+        table.add_column(Text(safe(texts[0])), justify=justify, overflow="fold", min_width=_folded_width(texts))
     for row in rows:
         table.add_row(*(Text(human(column, row.get(column)), style=style(column, row)) for column in columns))
     console.print(table)
+
+
+def _whole_width(texts: Sequence[str]) -> int:
+    return max(map(len, texts))
+
+
+def _folded_width(texts: Sequence[str]) -> int:
+    """The least width of a column: breaks are at blanks, and inside of words that are long."""
+    return max(min(len(word), WORD_CHARACTERS) for text in texts for word in text.split() or [""])
 
 
 def _draw_as_blocks(rows: Sequence[OutputRow], columns: Sequence[str], title: str) -> None:

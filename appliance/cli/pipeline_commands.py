@@ -160,8 +160,8 @@ def report(
         ),
     ] = None,
     zone: Annotated[str, typer.Option("--zone", help="Time zone of the page, as Europe/Berlin.")] = "UTC",
-    since: Annotated[str, typer.Option("--since", metavar="-2d|TIME", help="Only lines of from then on.")] = "",
-    until: Annotated[str, typer.Option("--until", metavar="-2d|TIME", help="Only lines of before.")] = "",
+    since: Annotated[str, typer.Option("--since", metavar="2d|TIME", help="Only lines of from then on.")] = "",
+    until: Annotated[str, typer.Option("--until", metavar="2d|TIME", help="Only lines of before.")] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Write a page of what is asked daily: volume, errors, heaviest, percentiles, sessions, freshness, lag, audit.
@@ -172,7 +172,7 @@ def report(
 
         appliance pipeline report web.toml --to /var/www/reports
 
-        appliance pipeline report web.toml --zone Europe/Berlin --since -1d
+        appliance pipeline report web.toml --zone Europe/Berlin --since 1d
     """
     first, end = (moment_us(name, text) if text else None for name, text in (("--since", since), ("--until", until)))
     settings = load(config, None, None)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..units import counted
 from . import output
 from .asking import DryRunOption, YesOption, confirm
 from .pipeline_file import PipelineArgument, load
@@ -21,9 +22,9 @@ def reparse(
         bool, typer.Option("--all", help="Also lines that were parsed, from the table (output.raw) or their topics.")
     ] = False,
     since: Annotated[
-        str, typer.Option("--since", metavar="-2d|TIME", help="Only lines that arrived in the log from then on.")
+        str, typer.Option("--since", metavar="2d|TIME", help="Only lines that arrived in the log from then on.")
     ] = "",
-    until: Annotated[str, typer.Option("--until", metavar="-2d|TIME", help="Only those that arrived before.")] = "",
+    until: Annotated[str, typer.Option("--until", metavar="2d|TIME", help="Only those that arrived before.")] = "",
     data: DataOption = None,
     connect: ConnectOption = None,
     as_json: JsonOption = False,
@@ -38,7 +39,7 @@ def reparse(
 
         appliance pipeline reparse web.toml
 
-        appliance pipeline reparse web.toml --all --since -2d
+        appliance pipeline reparse web.toml --all --since 2d
     """
     bounds = {name: moment_us(f"--{name}", text) for name, text in (("since", since), ("until", until)) if text}
     settings = load(config, data, connect)
@@ -50,17 +51,20 @@ def reparse(
     if as_json:
         output.print_json(reparsed._asdict())
         return
-    output.say(f"{reparsed.lines:,} lines were parsed again: {reparsed.taken:,} that were rejected are events now")
+    taken = counted(reparsed.taken, "that was rejected is an event now", "that were rejected are events now")
+    output.say(f"{counted(reparsed.lines, 'line was', 'lines were')} parsed again: {taken}")
     if reparsed.lost:
-        output.remark(f"{reparsed.lost:,} lines that were events are rejected now: a parser is stricter than it was")
+        lost = counted(reparsed.lost, "line that was an event is", "lines that were events are")
+        output.remark(f"{lost} rejected now: a parser is stricter than it was")
     if reparsed.without:
-        output.remark(f"{reparsed.without:,} lines stay as they are: neither the table nor a topic has their bytes")
+        without = counted(reparsed.without, "line stays", "lines stay")
+        output.remark(f"{without} as before: neither the table nor a topic has the bytes")
 
 
 def backfill(
     config: PipelineArgument,
     since: Annotated[
-        str, typer.Option("--since", metavar="-2d|TIME", help="Only lines that arrived in the log from then on.")
+        str, typer.Option("--since", metavar="2d|TIME", help="Only lines that arrived in the log from then on.")
     ] = "",
     dry_run: DryRunOption = False,
     data: DataOption = None,
@@ -77,7 +81,7 @@ def backfill(
 
         appliance pipeline backfill web.toml --dry-run
 
-        appliance pipeline backfill web.toml --since -7d
+        appliance pipeline backfill web.toml --since 7d
     """
     since_ms = moment_us("--since", since) // 1000 if since else None
     settings = load(config, data, connect)
@@ -127,7 +131,7 @@ def forget(
     remains = remaining(settings, places)
     rows = sum(place.rows for place in places)
     effects = [
-        f"{place.rows:,} rows of {place.topic}-{place.partition}, offsets {place.first} to {place.last}"
+        f"{counted(place.rows, 'row')} of {place.topic}-{place.partition}, offsets {place.first} to {place.last}"
         for place in places
     ]
     removed = files = 0
@@ -150,8 +154,8 @@ def forget(
         place_rows = [place._asdict() for place in places]
         output.print_json({"rows": rows, "removed": removed, "files": files, "places": place_rows, "remains": kept})
         return
-    done = f"{removed:,} rows were removed, with {files:,} files of earlier versions"
-    output.say(f"{rows:,} rows would be removed" if dry_run else done)
+    done = f"{counted(removed, 'row was', 'rows were')} removed, with {counted(files, 'file')} of earlier versions"
+    output.say(f"{counted(rows, 'row')} would be removed" if dry_run else done)
     for effect in effects:
         output.remark(effect)
     output.print_rows(
@@ -162,7 +166,7 @@ def forget(
 def expire(
     config: PipelineArgument,
     before: Annotated[
-        str, typer.Option("--before", metavar="-90d|TIME", help="Rows whose time is earlier: -90d, 2026-08-01.")
+        str, typer.Option("--before", metavar="90d|TIME", help="Rows whose time is earlier: -90d, 2026-08-01.")
     ],
     dry_run: DryRunOption = False,
     yes: YesOption = False,
@@ -175,9 +179,9 @@ def expire(
 
     [b]Examples[/b]
 
-        appliance pipeline expire web.toml --before -90d --dry-run
+        appliance pipeline expire web.toml --before 90d --dry-run
 
-        appliance pipeline expire web.toml --before -90d --yes
+        appliance pipeline expire web.toml --before 90d --yes
     """
     micros = moment_us("--before", before)
     settings = load(config, None, None)
@@ -190,15 +194,16 @@ def expire(
     removed = 0
     if not dry_run:
         if places:
-            confirm([f"{rows:,} rows with {predicate}"], "Remove them for good?", yes=yes)
+            confirm([f"{counted(rows, 'row')} with {predicate}"], "Remove them for good?", yes=yes)
         removed = expire_rows(settings, micros)
         follow_iceberg(settings)
     if as_json:
         output.print_json({"rows": rows, "removed": removed, "places": [place._asdict() for place in places]})
         return
-    output.say(f"{rows:,} rows would be removed" if dry_run else f"{removed:,} rows were removed")
+    done = f"{counted(removed, 'row was', 'rows were')} removed"
+    output.say(f"{counted(rows, 'row')} would be removed" if dry_run else done)
     for place in places:
-        output.remark(f"{place.rows:,} rows of {place.topic}-{place.partition}, up to offset {place.last}")
+        output.remark(f"{counted(place.rows, 'row')} of {place.topic}-{place.partition}, up to offset {place.last}")
 
 
 def verify(

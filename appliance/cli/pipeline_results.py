@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .. import units
+from ..units import counted, size
 from . import output
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ def show_result(result: Result) -> None:
     """What a run has done, and what the table has."""
     seconds = max(result.seconds, 1e-9)
     output.remark(
-        f"{result.rows:,} rows, {units.size(result.bytes)} in {result.batches} micro-batches, {result.seconds:.1f} s: "
+        f"{counted(result.rows, 'row')}, {size(result.bytes)} in "
+        f"{counted(result.batches, 'micro-batch', 'micro-batches')}, {result.seconds:.1f} s: "
         f"{result.rows / seconds:,.0f} rows/s, {result.bytes / seconds / 1e6:.1f} MB/s"
     )
     show_summary(result.summary, result.remark)
@@ -60,7 +61,7 @@ def watching(name: str) -> Iterator[Callable[[Progress], None]]:
             rows += progress.rows
             line.update(
                 f"{name}: {rows:,} rows, now {progress.rows_per_s:,.0f} rows/s, {progress.bytes_per_s / 1e6:.1f} MB/s, "
-                f"lag {units.size(progress.lag_bytes)}"
+                f"lag {size(progress.lag_bytes)}"
             )
 
         yield show

@@ -96,7 +96,7 @@ def rebuild(
     config: PipelineArgument,
     view: ViewArgument,
     since: Annotated[
-        str, typer.Option("--since", metavar="-2d|TIME", help="Only windows from then on; rows before stay.")
+        str, typer.Option("--since", metavar="2d|TIME", help="Only windows from then on; rows before stay.")
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
@@ -168,7 +168,7 @@ def moment_us(option: str, text: str) -> int:
     """Raises BadValue if it is no time."""
     spec = parse_offset_spec(text, datetime.now().astimezone())
     if spec.offset is not None or spec.timestamp < 0:
-        raise BadValue(f"{option} {text}: must be a time, such as -2d or 2026-11-25T08:00")
+        raise BadValue(f"{option} {text}: must be a time, such as 2d or 2026-11-25T08:00")
     return spec.timestamp * 1000
 
 

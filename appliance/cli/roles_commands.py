@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..security.principals import principal_of_role
+from ..units import counted
 from . import output
 from .acl_commands import COLUMNS
 from .asking import DryRunOption, YesOption, confirm
@@ -132,12 +133,12 @@ def delete(
         if not dry_run:
             effects = [f"taken from {user}" for user in had["users"]]
             effects += [" ".join(str(rule[column]) for column in COLUMNS) for rule in had["rules"]]
-            confirm(effects, f"Delete {principal_of_role(role)} with {len(had['rules'])} rules?", yes=yes)
+            confirm(effects, f"Delete {principal_of_role(role)} with {counted(len(had['rules']), 'rule')}?", yes=yes)
             had = asked.admin("delete_role", {"name": role})
     if as_json:
         output.print_json({"role": role, **had})
         return
-    output.say(f"{'would delete' if dry_run else 'deleted'} {role}, which {len(had['users'])} users had")
+    output.say(f"{'would delete' if dry_run else 'deleted'} {role}, which {counted(len(had['users']), 'user')} had")
     output.print_rows(had["rules"], COLUMNS)
 
 

@@ -1,16 +1,28 @@
-"""Says how a command line is written whose keys and values are apart where it wants ``=``, or the other way round.
+"""Says how a command line is written that is right but for a spelling that another command has.
 
-``config set`` takes two words, and ``--set``, ``--setting``, ``--header`` and others take one with ``=`` in it: whoever
-knows one of them writes the others so, too.
+Where one option stands for what the command calls otherwise, as ``--from`` of consume for ``--since`` of tail, it is
+:data:`MEANT`.  Where keys and values are apart and it wants ``=``, or the other way round: ``config set`` takes two
+words, and ``--set``, ``--setting``, ``--header`` and others take one with ``=`` in it.  Whoever knows one of them
+writes the others so, too.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import typer.exceptions
+
+MEANT: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
+    "--from": (("--since",),),
+    "--since": (("--from",), ("--at",)),
+    "--once": (("--count", "1"),),
+    "--max": (("--lines",),),
+    "--lines": (("--max",),),
+    "--count": (("--max",), ("--lines",)),
+}
+"""Option -> what it is called by commands that do not have it, with the value that says it."""
 
 
 def respelled(root: Any, words: Sequence[str]) -> str:
@@ -23,7 +35,7 @@ def respelled(root: Any, words: Sequence[str]) -> str:
         command = command.commands[path[-1]]
     if _is_right(command, rest):
         return ""
-    for changed in (_joined(command, rest), _split(command, rest)):
+    for changed in (_renamed(command, rest), _joined(command, rest), _split(command, rest)):
         if changed != rest and _is_right(command, changed):
             return shlex.join([*path, *changed])
     return ""
@@ -35,6 +47,17 @@ def _is_right(command: Any, words: Sequence[str]) -> bool:
     except (typer.exceptions.TyperException, typer.Exit):
         return False
     return True
+
+
+def _renamed(command: Any, words: Sequence[str]) -> list[str]:
+    """With the command's own option in the place of one that another command has for that."""
+    own = {name for param in command.params for name in param.opts}
+    changed: list[str] = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        meant = next((meant for meant in MEANT.get(name, ()) if meant[0] in own and name not in own), None)
+        changed += [word] if meant is None else [meant[0] + equals + value, *meant[1:]]
+    return changed
 
 
 def _joined(command: Any, words: Sequence[str]) -> list[str]:

@@ -137,7 +137,7 @@ def _ask(session: Session, text: str, form: Form, file: Path | None, *, again: b
                 output.remark(f"{topic}: {guess.parser} takes {guess.taken} of its {guess.seen} newest lines")
     if file is not None:
         count = save(result, form, file)
-        output.remark(f"{file}: {count:,} rows, {units.size(file.stat().st_size)}")
+        output.remark(f"{file}: {units.counted(count, 'row')}, {units.size(file.stat().st_size)}")
         return
     if again and form == "table" and sys.stdout.isatty():
         output.clear()

@@ -117,7 +117,7 @@ def address(data: Path | None, connect: str | None) -> str:
         try:
             listeners = parse_listeners("native", connect)
         except ValueError as error:
-            raise typer.BadParameter(f"--connect {connect}: {error}") from None
+            raise typer.BadParameter(f"--connect {error}") from None
         if os.environ.get("APPLIANCE_USER") and not any(listener.sasl or listener.unix for listener in listeners):
             output.remark(f"APPLIANCE_USER is not used: {connect} asks for no login, SASL_SSL://HOST:PORT would")
         return connect

@@ -179,7 +179,7 @@ def trim(
 
     [b]Examples[/b]
 
-        appliance topics trim web --before -2d --dry-run
+        appliance topics trim web --before 2d --dry-run
 
         appliance topics trim web --before latest --yes
 
@@ -263,7 +263,8 @@ def _unread_text(unread: Mapping[str, int] | None) -> str:
     worst = sorted(unread.items(), key=lambda row: (-row[1], row[0]))
     named = [f"{group} has not read {units.size(count)}" for group, count in worst[:UNREAD_LINES_MAX]]
     if len(worst) > UNREAD_LINES_MAX:
-        named.append(f"nor have {len(worst) - UNREAD_LINES_MAX} other groups read all")
+        others = units.counted(len(worst) - UNREAD_LINES_MAX, "other group has", "other groups have")
+        named.append(f"{others} not read all either")
     return "".join(f"; {text}" for text in named)
 
 

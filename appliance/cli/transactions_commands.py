@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from ..errors import InvalidTransactionState
-from ..units import duration
+from ..units import counted, duration
 from . import output
 from .asking import DryRunOption, YesOption, confirm, how_many
 from .live_names import complete_transactions
@@ -102,7 +102,7 @@ def abort(
                 f"transaction {transactional_id!r} cannot be aborted: it is {transaction['state']}"
             )
         if not dry_run:
-            lost = f"{transactional_id}: {transaction['state']}, {transaction['partitions']} partitions"
+            lost = f"{transactional_id}: {transaction['state']}, {counted(transaction['partitions'], 'partition')}"
             confirm([lost], "Abort this transaction?", yes=yes)
             asked.admin("abort_transaction", {"id": transactional_id})
     output.print_rows([transaction], ["id", "producer_id", "epoch", "partitions", "groups"], as_json=as_json)

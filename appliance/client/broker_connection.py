@@ -80,7 +80,7 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> list[Listener]:
     try:
         listeners = parse_listeners("native", text)
     except ValueError as error:
-        raise BadValue(f"bootstrap {text!r}: {error}") from None
+        raise BadValue(f"bootstrap {error}") from None
     if not listeners:
         raise BadValue("no address given: name at least one appliance as host:port")
     if len({listener.security for listener in listeners}) > 1:

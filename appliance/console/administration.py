@@ -46,6 +46,7 @@ from ..security.audit_log import Audit, Reason
 from ..security.scram import PASSWORD_BYTES_MAX, check_password, encode_verifiers
 from ..security.verb_changes import VERB_CHANGES
 from ..security.verb_rights import check_rights
+from ..value_faults import in_words
 from ..wire import native_admin
 from ..wire.native_admin import ManyTopics, Nothing, OneRole, OneTopic, OneUser, SelectAcls
 from .visitors import Visitor
@@ -149,7 +150,7 @@ def carry_out(act: Act, address: str, visitor: Visitor, audit: Audit) -> Any:
     try:
         arguments = msgspec.json.decode(act.arguments, type=kind.arguments)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{act.verb}: {error}") from None
+        raise InvalidRequest(f"{act.verb}: {in_words(error)}") from None
     check(kind.verb, arguments, visitor, audit)
     if kind.typed is not None:
         check_typed(act.confirm, kind.typed(arguments))

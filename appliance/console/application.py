@@ -61,6 +61,7 @@ from ..names import TOPIC_PATTERN
 from ..security.acls import Operation, ResourceType
 from ..security.audit_log import Audit
 from ..security.field_masks import FieldMasks
+from ..value_faults import in_words
 from . import administration, input_ledgers
 from .changes import NewMessage, NewOffsets, move_offsets, produce
 from .download import MEDIA_TYPES, Download, DownloadFile, make_file
@@ -488,7 +489,7 @@ def _query(request: Request, kind: type[T]) -> T:
     try:
         return msgspec.convert(parameters, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error)) from None
+        raise InvalidRequest(in_words(error)) from None
 
 
 async def _body(request: Request, kind: type[T], bytes_max: int = BODY_BYTES_MAX) -> T:
@@ -512,4 +513,4 @@ async def _body(request: Request, kind: type[T], bytes_max: int = BODY_BYTES_MAX
     except RecursionError:
         raise InvalidRequest("the request is nested too deeply") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InvalidRequest(str(error)) from None
+        raise InvalidRequest(in_words(error)) from None

@@ -391,7 +391,7 @@ FLOOD = Condition(
     seen="most connections are from one address, and others find no place; or it moves most, and workers are busy",
 )
 GROUP_LAGS = Condition(
-    *("GroupLags", WARNING, "groups", "`appliance groups describe GROUP`; more members, or look at that one"),
+    *("GroupLags", WARNING, "groups", "`appliance groups describe GROUP` says why; start consumers, or more of them"),
     rule=AlertRule(
         f"appliance_group_lag_seconds + on (instance) group_left () appliance_group_lag_age_seconds > {LAG_ALERT_S}"
         " and appliance_group_lag_messages > 0",

@@ -205,7 +205,9 @@ def exit_status(all_findings: Iterable[Finding]) -> int:
 
 def status_line(state: Mapping[str, Any], partitions: int, now_s: float) -> str:
     """One line for the service manager: what is served, then what is wrong, the worst first."""
-    served = f"{state['state']} {partitions} partitions" if state["state"] == "serving" else str(state["state"])
+    served = (
+        f"{state['state']} {counted(partitions, 'partition')}" if state["state"] == "serving" else str(state["state"])
+    )
     texts = [
         finding.text
         for finding in wrong(Seen(state, partitions_of(state, {}), now_s))
@@ -347,7 +349,8 @@ def _cluster(seen: Seen) -> Iterator[Finding]:
         yield _finding(conditions.BROKER_ID_TAKEN, what, why, f"{todo} data of its own")
     for row in cluster.get("leaderless", ()):
         where = f" on {row['host']}" if row["host"] else ""
-        what = f"{row['partitions']:,} partitions have no leader: {_listed(row['names'], row['partitions'])}"
+        count = counted(row["partitions"], "partition has", "partitions have")
+        what = f"{count} no leader: {_listed(row['names'], row['partitions'])}"
         why = f"broker {row['broker']}{where} is away for {_ago(seen, row['since'])}"
         todo = f"start the appliance with broker.id = {row['broker']}{where}; if its disk is lost, a backup of it"
         yield _finding(conditions.LEADERS_AWAY, what, why, f"{todo}, with the same id")
@@ -355,7 +358,8 @@ def _cluster(seen: Seen) -> Iterator[Finding]:
         yield _offsets_lost(seen, lost)
     if foreign := seen.state["foreign"]:
         owner = min(foreign.values())
-        what = f"{len(foreign):,} partitions here are of broker {owner}: {_listed(sorted(foreign))}"
+        count = counted(len(foreign), "partition here is", "partitions here are")
+        what = f"{count} of broker {owner}: {_listed(sorted(foreign))}"
         todo = f"move their directories to the appliance with broker.id = {owner}, or away"
         yield _finding(conditions.PARTITIONS_FOREIGN, what, "nobody serves them", todo)
 
@@ -364,7 +368,8 @@ def _offsets_lost(seen: Seen, lost: Mapping[str, Any]) -> Finding:
     """ZooKeeper has lost the committed offsets of groups: which, and how they come back."""
     groups = sorted(lost["groups"])
     first, topics = groups[0], lost["groups"][groups[0]]
-    what = f"ZooKeeper has lost the committed offsets of {lost['count']:,} groups: {_listed(groups, lost['count'])}"
+    count = counted(lost["count"], "group")
+    what = f"ZooKeeper has lost the committed offsets of {count}: {_listed(groups, lost['count'])}"
     why = f"{_ago(seen, lost['at'])} ago its data were gone; {first} read {_listed(topics)}"
     reset = seen.command(
         "groups", "reset", first, "--topic", topics[0] if topics else "TOPIC", "--to", "latest", "--new"
@@ -645,7 +650,7 @@ def _make_files(seen: Seen) -> str:
     last, bytes_each = log.segments[-1][0], min(4 * max(log.size // len(log.segments), 16 << 20), SEGMENT_BYTES_MAX)
     trim = seen.command("topics", "trim", log.topic, "--partition", log.partition, "--before", last)
     alter = seen.command("topics", "alter", log.topic, "--setting", f"segment.bytes={bytes_each}")
-    return f"{trim} removes {len(log.segments) - 1} of its segments; {alter} makes fewer files from now on"
+    return f"{trim} removes {counted(len(log.segments) - 1, 'segment')}; {alter} makes fewer files from now on"
 
 
 def _boundary(log: LogUse, lacking: int) -> int | None:
@@ -803,7 +808,8 @@ def _memory(seen: Seen) -> Iterator[Finding]:
         enough = _whole_mib(2 * (row["arena_used_bytes"] + row["wanted_bytes"]))  # up to half of it nobody waits
         larger = min(max(2 * arena_bytes, enough), ARENA_BYTES_MAX)
         todo = [*(_still_writers(seen) if at_writers else ()), *_larger_arenas(seen, larger, arena_bytes)]
-        what = f"{count:,} connections of worker {worker} wait for memory"
+        waiting = counted(count, f"connection of worker {worker} waits", f"connections of worker {worker} wait")
+        what = f"{waiting} for memory"
         findings.append(_finding(conditions.MEMORY_AWAITED, what, why, "; or ".join([*todo, *_fewer_clients(seen)])))
     yield from _bounded(findings, "workers have connections that wait for memory")
 
@@ -836,7 +842,11 @@ def _larger_arenas(seen: Seen, larger: int, arena_bytes: int) -> Iterator[str]:
 
 def _fewer_clients(seen: Seen) -> Iterator[str]:
     address, count = max(seen.peers.items(), key=lambda peer: peer[1], default=("", 0))
-    who = f"{count:,} of {sum(seen.peers.values()):,} connections are from {address}, and " if address else ""
+    who = (
+        f"{count:,} of {counted(sum(seen.peers.values()), 'connection is', 'connections are')} from {address}, and "
+        if address
+        else ""
+    )
     yield f"{who}{seen.command('clients', *[address] if address else [])} says who sends most"
 
 
@@ -880,8 +890,16 @@ def _groups(seen: Seen) -> Iterator[Finding]:
         others = [f"{late_group.group['group']} by {late_group.text}" for late_group in late[1:]]
         why += f"; then {_listed(others)}"
     describe = seen.command("groups", "describe", group["group"])
-    todo = f"{describe}: start members, or look at that one; all grow: add members"
+    todo = f"{describe} says why; then {_remedy_of_lag(group, owner)}"
     yield _finding(conditions.GROUP_LAGS, what, why, todo)
+
+
+def _remedy_of_lag(group: Mapping[str, Any], owner: Mapping[str, Any] | None) -> str:
+    if not group["members"]:
+        return "start its consumers"
+    if owner is None:
+        return "start a consumer that reads this topic"
+    return "look at the log of this consumer if it has stopped; if it is too slow, start more consumers"
 
 
 def _is_late(row: Mapping[str, Any]) -> bool:

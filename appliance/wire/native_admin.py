@@ -161,6 +161,7 @@ from ..security.api_rights import (
     cluster_rights,
     each_rights,
 )
+from ..value_faults import in_words
 from .bounds import CHANGE_WAIT_MS_MAX, PARTS_MAX_MAX, STREAMS_MAX
 
 MEMBER_CHARACTERS_MAX: Final = 500
@@ -620,7 +621,7 @@ def check_arguments(verb: str, arguments: Mapping[str, Any]) -> None:
     try:
         msgspec.convert(arguments, row.arguments)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{verb}: {error}") from None
+        raise InvalidRequest(f"{verb}: {in_words(error)}") from None
 
 
 def decode_arguments(verb: str, arguments: msgspec.Raw) -> msgspec.Struct:
@@ -637,4 +638,4 @@ def decode_arguments(verb: str, arguments: msgspec.Raw) -> msgspec.Struct:
     try:
         return msgspec.msgpack.decode(arguments, type=row.arguments)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{verb}: {error}") from None
+        raise InvalidRequest(f"{verb}: {in_words(error)}") from None

@@ -121,7 +121,7 @@ def read_with_the_shell(server: Server, topic: str) -> None:
 
 def read_merged(server: Server, topic: str) -> None:
     said = succeeding("tail", topic, "--data", str(server.data_dir))
-    assert "1 damaged batches were left out" in said.err, said
+    assert "1 damaged batch was left out" in said.err, said
 
 
 READERS = (read_raising, read_values_skipping, read_as_a_member, read_with_the_shell, read_merged)

@@ -214,6 +214,22 @@ def test_a_key_and_its_value_written_otherwise_are_told_how(words: str, right: s
         assert said.status in (2, 66, 75) and "write `" not in said.err, said
 
 
+@pytest.mark.parametrize(
+    ("words", "right"),
+    [
+        ("tail web --from 10m", "tail web --since 10m"),
+        ("tail web --from=10m -f", "tail web --since=10m -f"),
+        ("consume web --since 2h", "consume web --from 2h"),
+        ("offsets web --since 06:00", "offsets web --at 06:00"),
+        ("top --once --json", "top --count 1 --json"),
+        ("consume web --lines 3", "consume web --max 3"),
+    ],
+)
+def test_an_option_of_another_command_is_told_as_it_is_called_here(words: str, right: str) -> None:
+    said = run(*words.split())
+    assert said.status == 2 and f"write `appliance {right}`" in said.err, said
+
+
 def test_each_pair_of_a_key_and_a_value_is_among_the_spellings() -> None:
     """Goal: a new option or command that takes one gets its line above, or is like one there."""
     params = [param for _, command in commands(get_command(tree())) for param in command.params]

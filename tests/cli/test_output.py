@@ -121,7 +121,24 @@ def test_a_narrow_terminal_gets_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "┃" in terminal.getvalue(), "what fits is a table"
 
 
+@pytest.mark.parametrize("columns", [80, 100, 140])
+def test_columns_that_would_be_cut_become_blocks(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """Twelve columns in 80: each number is on one line, and each word of a usual length."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    row = {"user": "not logged in", "host": "192.168.100.20", "client_id": "librdkafka", "software": "librdkafka 2.6"}
+    row |= {f"bytes_{number}": 1_234_567_890 for number in range(6)}
+    output.print_rows([row, row], list(row))
+    drawn = terminal.getvalue()
+    numbers = drawn.count("1234567890") + drawn.count("1.1 GiB")
+    assert numbers == 12 and drawn.count("192.168.100.20") == 2, drawn
+    assert ("┃" in drawn) == (columns == 140)
+
+
 def test_one_of_a_thing_is_not_many() -> None:
+    assert units.counted(1, "batch was", "batches were") == "1 batch was"
+    assert units.counted(2, "batch was", "batches were") == "2 batches were"
     assert [units.counted(number, "message") for number in (0, 1, 2, 1234)] == [
         *("0 messages", "1 message", "2 messages", "1,234 messages")
     ]

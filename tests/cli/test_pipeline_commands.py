@@ -31,7 +31,7 @@ def test_the_example_can_be_started_from(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("[pipelin]\n", "did you mean pipeline"),
-        ('[pipeline]\nname = "p"\n', "missing required field `source`"),
+        ('[pipeline]\nname = "p"\n', "source is missing"),
     ],
 )
 def test_a_wrong_configuration_is_named(tmp_path: Path, text: str, says: str) -> None:
@@ -135,7 +135,7 @@ def test_a_person_is_forgotten(appliance: Server, tmp_path: Path) -> None:
     assert (shown["rows"], shown["removed"], shown["places"][0]["rows"]) == (1, 0, 1)
     assert [each["until"] for each in shown["remains"]] == ["7 days"]
     done = run(*words, "--yes")
-    assert done.status == 0 and done.out.startswith("1 rows were removed, with "), done.err
+    assert done.status == 0 and done.out.startswith("1 row was removed, with "), done.err
     again = json.loads(run(*words, "--yes", "--json").out)
     assert (again["rows"], again["removed"], again["places"]) == (0, 0, [])
     wrong = run(*words[:-1], "hots = 1", "--yes")

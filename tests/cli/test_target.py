@@ -48,6 +48,7 @@ def test_a_socket_of_a_killed_appliance_is_replaced(make_appliance: Callable[...
 def test_what_is_no_address(tmp_path: Path) -> None:
     said = run("topics", "list", "--connect", "TLS://host:1")
     assert said.status == 2 and "PLAINTEXT, SSL" in said.err
+    assert said.err.count("TLS://host:1") == 1, "the value is named once"
 
 
 def test_a_login_that_nobody_asks_for_is_told(

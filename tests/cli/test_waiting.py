@@ -81,7 +81,7 @@ def test_produce_delivers_what_it_can_and_says_what_it_could_not(damaged: Server
     said = run("produce", "t", "--partition", "1", *at, stdin=b"a\nb\nc\n")
     reason = damaged.state["offline"]["t-1"]
     assert said.status == 74, said
-    assert f"waiting: t-1 is offline: {reason} (3 lines on their way)" in said.err
+    assert f"waiting: t-1 is offline: {reason} (3 lines on the way)" in said.err
     assert f"appliance: 3 of 3 lines were not delivered: t-1 is offline: {reason}" in said.err
     said = run("produce", "t", "--partition", "0", "--json", *at, stdin=b"a\nb\nc\n")
     assert (said.status, said.json["messages"]) == (0, 3)

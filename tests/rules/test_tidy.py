@@ -26,7 +26,7 @@ PACKAGE = ROOT / "appliance"
 LAYERS = [  # a module may import from its own package and from lower layers
     {"clock", "errors", "extras", "kafka_settings", "libc"},
     {"names", "addresses", "die_with", "durable_files", "launch", "machine_limits", "owners", "partition_states"}
-    | {"proc_net", "reserve", "topic_rules", "units"},
+    | {"proc_net", "reserve", "topic_rules", "units", "value_faults"},
     {"alert_settings", "config_keys", "connected_clients", "disk_settings", "security"},
     {"input_settings", "topic_patterns", "web"},
     {"config", "catalog"},

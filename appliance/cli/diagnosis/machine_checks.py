@@ -101,7 +101,7 @@ def _shared_memory(config: Config, directory: Path) -> MachineCheck:
     workers = config.network.workers or os.cpu_count() or 1
     arenas = workers * config.network.arena_bytes
     topics = max(0, free - arenas) // TABLE_BYTES
-    room = f"{units.size(free)} free: {workers} arenas and {topics:,} partitions"
+    room = f"{units.size(free)} free: {units.counted(workers, 'arena')} and {units.counted(topics, 'partition')}"
     if topics < 100:
         return MachineCheck("/dev/shm", WRONG, room, "enlarge it (docker: --shm-size), or lower network.arena_bytes")
     if topics < config.topics.partitions_max:

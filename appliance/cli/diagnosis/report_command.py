@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from ... import units
 from ...clock import wall_s
 from ...owners import acting_as_owner
 from .. import output
@@ -63,7 +64,7 @@ def report(
         rows = [{"name": part.name, "bytes": len(part.content), "missing": part.missing} for part in parts]
         output.print_json({"report": str(target), "bytes": len(content), "parts": rows})
         return
-    output.say(f"{target}: {len(content)} bytes, {len(parts)} files")
+    output.say(f"{target}: {units.counted(len(content), 'byte')}, {units.counted(len(parts), 'file')}")
     for part in parts:
         if part.missing:
             output.remark(f"{part.name} is empty: {part.missing}")

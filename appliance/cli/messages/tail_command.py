@@ -19,7 +19,7 @@ from ...wire.requests import EARLIEST, LATEST
 from .. import ending, output
 from ..invocation import any_bytes
 from ..live_names import complete_topics
-from ..offset_spec import OffsetSpec, parse_offset_spec
+from ..offset_spec import parse_moment
 from ..target import ConnectOption, DataOption, JsonOption, address
 from ..waiting import TroubleWatch
 from .format_string import parse_format
@@ -150,21 +150,8 @@ def _count(count: int | None, begin: int | None, end: int | None) -> int | None:
 
 
 def _moment(option: str, text: str | None, now: datetime) -> int | None:
-    """A time in ms since 1970.  An age needs no minus here."""
-    if text is None:
-        return None
-    spec: OffsetSpec | None = None
-    for form in (f"-{text}", text):
-        try:
-            spec = parse_offset_spec(form, now)
-            break
-        except typer.BadParameter:
-            continue
-    if spec is None or spec.offset is not None or spec.timestamp == LATEST:
-        raise typer.BadParameter(
-            f"{option} {text}: give a time (2026-11-20T06:00, 06:00 today) or an age (10m, 2h, 7d)"
-        )
-    return max(0, spec.timestamp)
+    """A time in ms since 1970."""
+    return None if text is None else parse_moment(option, text, now)
 
 
 def _chosen(reader: MergedReader, topics: list[str], partitions: list[int] | None) -> TopicPartitions:
@@ -256,10 +243,16 @@ def _report(reader: MergedReader, watch: TroubleWatch) -> ApplianceError | None:
         from ...client.merged_reader import UNPACKED_BYTES_MAX
         from ...records.decode import BYTES_MAX
 
-        too_large = f"{reader.large_batches} batches that unpack to more than {units.size(UNPACKED_BYTES_MAX)}"
-        output.remark(f"{too_large} were left out: `appliance consume TOPIC` reads up to {units.size(BYTES_MAX)}")
+        limit = units.size(UNPACKED_BYTES_MAX)
+        too_large = units.counted(
+            reader.large_batches,
+            f"batch that unpacks to more than {limit} was",
+            f"batches that unpack to more than {limit} were",
+        )
+        output.remark(f"{too_large} left out: `appliance consume TOPIC` reads up to {units.size(BYTES_MAX)}")
     if reader.corrupt_batches:
-        output.remark(f"{reader.corrupt_batches} damaged batches were left out: `appliance log verify` shows them")
+        damaged = units.counted(reader.corrupt_batches, "damaged batch was", "damaged batches were")
+        output.remark(f"{damaged} left out: `appliance log verify` shows where")
     causes = [watch.cause(part, error) for part, error in reader.left_out.items()]
     for cause in causes:
         output.remark(f"left out: {cause}")

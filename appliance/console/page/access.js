@@ -9,6 +9,7 @@ const TABS = [["", "Users"], ["roles", "Roles"], ["rules", "Access rules"], ["qu
 const RESOURCES = ["Topic", "Group", "TransactionalId", "Cluster"];
 const OPERATIONS = ["Read", "Write", "Create", "Delete", "Alter", "Describe", "DescribeConfigs", "AlterConfigs", "ClusterAction", "IdempotentWrite", "All"];
 const CLUSTER = "kafka-cluster";
+const ANONYMOUS = "User:ANONYMOUS";
 const plain = (value) => (value === null || value === undefined ? "–" : String(value));
 const bdi = (value) => el("bdi", { text: plain(value) });
 
@@ -256,7 +257,7 @@ export function clients() {
     note: el("p", { class: "note", text: "Those that move most come first. Bytes are of connections that are open now." }),
     keyOf: (row) => JSON.stringify([row.user, row.host, row.client_id, row.software, row.listener]),
     columns: [
-      { name: "user", label: "User", head: true, value: (row) => row.user, show: (row) => bdi(row.user) },
+      { name: "user", label: "User", head: true, value: (row) => row.user, show: (row) => (row.user === ANONYMOUS ? "not logged in" : bdi(row.user)) },
       { name: "host", label: "Address", value: (row) => row.host, show: (row) => bdi(row.host || "this host") },
       { name: "client", label: "Client id", value: (row) => row.client_id, show: (row) => bdi(row.client_id || "–") },
       { name: "software", label: "Software", value: (row) => row.software, show: (row) => bdi(row.software || "–") },

@@ -34,6 +34,7 @@ from msgspec import Meta, Struct
 from ...alert_settings import fault_of_webhook, needs_tls, split_webhook
 from ...config_keys import DURATIONS_MS, GIB, MIB, SIZES, parse_units, read_toml
 from ...errors import BadValue, UnknownKey
+from ...value_faults import in_words
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
 Milliseconds = Annotated[int, Meta(ge=1, le=366 * 86_400_000)]
@@ -299,7 +300,7 @@ def parse(entries: Mapping[str, Any], base: Path, where: str = "pipeline") -> Se
     try:
         settings = msgspec.convert(cleaned, Settings)
     except msgspec.ValidationError as error:
-        raise BadValue(f"{where}: {error}") from None
+        raise BadValue(f"{where}: {in_words(error)}") from None
     _check(settings, where)
     return _completed(settings, base)
 
