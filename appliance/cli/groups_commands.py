@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from .. import units
+from ..clock import now_ms
 from ..errors import InvalidRequest, UnknownGroup
 from ..groups.group_settings import GROUP_KEYS
 from ..wire.requests import EARLIEST, LATEST
@@ -26,6 +27,12 @@ app = typer.Typer(no_args_is_help=True, help="Look at groups of consumers, move 
 
 CONFIGURED: Final = "configured"
 """The state of a group that has nothing but settings of its own."""
+PARTITION_COLUMNS: Final = (
+    *("topic", "partition", "offset", "end", "lag_messages", "lag_bytes", "lag_seconds", "lost_bytes", "committed"),
+    *("owner", "owned"),
+)
+NAMED_MAX: Final = 8
+"""Partitions that are named in one line."""
 SETTINGS_TITLE: Final = "Settings of members of the consumer protocol"
 
 
@@ -62,7 +69,10 @@ def describe(
     connect: ConnectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show members, offsets and lag (messages, bytes and seconds) of a group, and what was removed before it read it.
+    """Show why a group stands still, its members, offsets, last commits, and lag in messages, bytes and seconds.
+
+    For each partition it says in words how the group stands in it: nobody reads, a member has not committed for hours,
+    messages were removed before they were read.  lost_bytes are those; owned: since when the owner has the partition.
 
     [b]Examples[/b]
 
@@ -78,17 +88,20 @@ def describe(
         output.print_json(description)
         return
     output.say(f"{group}: {_standing(description)}")
+    for line in _reasons(description["partitions"]):
+        output.say(line)
     members = [
         {**member, "partitions": [f"{topic}-{number}" for topic, number in member["partitions"]]}
         for member in description["members"]
     ]
     if members:
-        output.print_rows(members, ["id", "client", "host", "partitions"], title="Members")
-    output.print_rows(
-        description["partitions"],
-        ["topic", "partition", "offset", "end", "lag_messages", "lag_bytes", "lag_seconds", "lost_bytes", "owner"],
-        title="Partitions",
-    )
+        output.print_rows(members, ["id", "client", "host", "silent_s", "partitions"], title="Members")
+    times = {"committed": "committed_ms", "owned": "owned_ms"}
+    rows = [
+        row | {name: None if row[of] is None else output.moment(row[of] // 1000) for name, of in times.items()}
+        for row in description["partitions"]
+    ]
+    output.print_rows(rows, PARTITION_COLUMNS, title="Partitions")
     output.print_settings(description, title=SETTINGS_TITLE)
 
 
@@ -161,9 +174,25 @@ def _standing(description: dict[str, Any]) -> str:
     count = len(description["members"])
     if description["state"] == CONFIGURED:
         return "there is no such group yet, but settings for it"
-    if not count:
-        return f"{description['state']}, no members"
-    return f"{description['state']}, {description['protocol']} protocol, {units.counted(count, 'member')}"
+    now = now_ms()
+    parts = [description["state"], f"{description['protocol']} protocol" if count else ""]
+    parts.append(units.counted(count, "member") if count else "no members")
+    for what, field in (("last commit", "committed_ms"), ("last change of owners", "owned_ms")):
+        times = [row[field] for row in description["partitions"] if row[field] is not None]
+        if times:
+            parts.append(f"{what} {units.duration(max(0, now - max(times)) / 1000)} ago")
+    return ", ".join(filter(None, parts))
+
+
+def _reasons(rows: list[dict[str, Any]]) -> list[str]:
+    """How the group stands in its partitions, those that stand alike on one line."""
+    alike: dict[str, list[str]] = {}
+    for row in rows:
+        alike.setdefault(row["why"], []).append(f"{row['topic']}-{row['partition']}")
+    return [
+        f"  {', '.join(names[:NAMED_MAX])}{f' and {len(names) - NAMED_MAX:,} more' * (len(names) > NAMED_MAX)}: {why}"
+        for why, names in alike.items()
+    ]
 
 
 @app.command()

@@ -52,7 +52,7 @@ REQUEST_MS_MAX: Final = 5_000
 
 ALERTS_MAX: Final = 100
 
-AlertRow = dict[str, str]
+AlertRow = dict[str, Any]
 PolledRow = dict[str, Any]
 
 
@@ -171,7 +171,7 @@ class Poller:
         full_s = self._forecast.seconds_until_full(look.at_s, look.readings.room)
         groups = GroupsSeen(list(self._details.values()), len(self._groups), unknown[0] if unknown else "")
         state_seen = seen(look, at_directory(self._data_dir), self._wall_s(), groups=groups, full_s=full_s)
-        return [finding.as_json() for finding in judge(state_seen)[:ALERTS_MAX]]
+        return [finding.as_json() | {"groups": finding.groups} for finding in judge(state_seen)[:ALERTS_MAX]]
 
     def _admin(self, verb: str, **arguments: Any) -> Any:
         """Raises ApplianceError."""

@@ -235,14 +235,15 @@ class ConsumerGroup:
 
     def renew(self, member: ConsumerMember, now_ms: int) -> None:
         """Begin the member's session anew, after a request of it."""
-        member.expires_ms = now_ms + self._session_ms(member)
+        member.expires_ms = now_ms + self.session_ms(member)
 
     def lengthen(self, now_ms: int) -> None:
         """Let the sessions of all members last as long as ``limits`` has it now, if that is longer."""
         for member in self.members.values():
-            member.expires_ms = max(member.expires_ms, now_ms + self._session_ms(member))
+            member.expires_ms = max(member.expires_ms, now_ms + self.session_ms(member))
 
-    def _session_ms(self, member: ConsumerMember) -> int:
+    def session_ms(self, member: ConsumerMember) -> int:
+        """How long its session lasts."""
         return self.limits.consumer_session_ms if member.classic is None else member.classic.session_ms
 
     def leave_classic(self, member_id: str, instance: str | None) -> Code:

@@ -40,6 +40,7 @@ from .messages import Limits, MemberReply
 from .migration import Migration
 from .snapshot_writes import SnapshotWrites
 from .snapshots import ClassicSnapshot
+from .standstill import MemberHeard
 from .store import GroupStore, RegisteredGroup, RegisteredMember
 
 WITHOUT_LEASE_S = 0.1
@@ -279,6 +280,23 @@ class GroupCoordinator:
         group = self.consumers.get(name) or self.membership.get(name)
         snapshot = group.snapshot() if group is not None else None
         return None if snapshot is None else snapshots.encode(snapshot)
+
+    def heard(self, name: str) -> dict[str, MemberHeard]:
+        """When the members of a group that are here were heard last."""
+        now_ms = self.now_ms()
+        classic, consumers = self.membership.get(name), self.consumers.get(name)
+        if classic is not None:
+            sessions = {member.id: member.session_ms for member in classic.members.values()}
+            ends = {  # one with a waiting request is there, as long as its connection is
+                member.id: now_ms + member.session_ms if member.waits else member.expires_ms
+                for member in classic.members.values()
+            }
+        elif consumers is not None:
+            sessions = {member.id: consumers.session_ms(member) for member in consumers.members.values()}
+            ends = {member.id: member.expires_ms for member in consumers.members.values()}
+        else:
+            return {}
+        return {id: MemberHeard.by_session(ends[id] - now_ms, session_ms) for id, session_ms in sessions.items()}
 
     def registration(self, name: str) -> list[RegisteredMember]:
         """A group's members as they are registered."""

@@ -42,13 +42,15 @@ class RegisteredMember(NamedTuple):
 class RegisteredGroup(NamedTuple):
     """A registered group.  ``native``: its members use the native listener and rebalance themselves.
 
-    ``protocol_type``: of the members that have committed, also after they have left; "" when none has.
+    ``protocol_type``: of the members that have committed, also after they have left; "" when none has.  ``owned_ms``:
+    since when a partition is its owner's, in ms since 1970.
     """
 
     name: str
     native: bool
     members: tuple[RegisteredMember, ...]
     protocol_type: str = ""
+    owned_ms: Mapping[TopicPartition, int] = {}
 
 
 class ListedGroup(NamedTuple):

@@ -34,6 +34,8 @@ from .host import Host, LogUse
 OWN_COMMAND: Final = re.compile("`" + r"appliance ([^`]+)`")
 """A command of ours in a text, which does not name the data directory."""
 NAMED_MAX: Final = 10
+GROUPS_MAX: Final = 200
+"""Groups of a finding that pages can look up."""
 LISTED_MAX: Final = 3
 """Names that one finding lists."""
 SEGMENTS_KEPT: Final = 4
@@ -70,6 +72,8 @@ class Finding(NamedTuple):
     why: str
     todo: str
     page: str
+    groups: tuple[str, ...] = ()
+    """Those that it is about, the worst first, GROUPS_MAX of them."""
 
     @property
     def exit_status(self) -> int:
@@ -230,7 +234,9 @@ def _bounded(findings: Sequence[Finding], others: str) -> Iterator[Finding]:
     """At most NAMED_MAX findings of one condition; the rest is counted, as bad as they are: "7 more OTHERS"."""
     yield from findings[:NAMED_MAX]
     if rest := findings[NAMED_MAX:]:
-        yield rest[0]._replace(what=f"{len(rest)} more {others}", why=_listed([finding.what for finding in rest]))
+        groups = tuple(group for finding in rest for group in finding.groups)[:GROUPS_MAX]
+        why = _listed([finding.what for finding in rest])
+        yield rest[0]._replace(what=f"{len(rest)} more {others}", why=why, groups=groups)
 
 
 # ---- rules: of what the supervisor has written
@@ -891,7 +897,8 @@ def _groups(seen: Seen) -> Iterator[Finding]:
         why += f"; then {_listed(others)}"
     describe = seen.command("groups", "describe", group["group"])
     todo = f"{describe} says why; then {_remedy_of_lag(group, owner)}"
-    yield _finding(conditions.GROUP_LAGS, what, why, todo)
+    names = tuple(late_group.group["group"] for late_group in late[:GROUPS_MAX])
+    yield _finding(conditions.GROUP_LAGS, what, why, todo)._replace(groups=names)
 
 
 def _remedy_of_lag(group: Mapping[str, Any], owner: Mapping[str, Any] | None) -> str:
@@ -928,7 +935,8 @@ def _lost(seen: Seen) -> Iterator[Finding]:
             what = f"{size(count)} of {topic} were removed before group {group['group']} had read them"
             why = "it has members: this ends when they commit" if group["members"] else "it has no members"
             reset = seen.command("groups", "reset", group["group"], "--topic", topic, "--to", "earliest")
-            yield _finding(conditions.GROUP_LOST, what, why, f"keep more; it ends with {reset}")
+            found = _finding(conditions.GROUP_LOST, what, why, f"keep more; it ends with {reset}")
+            yield found._replace(groups=(group["group"],))
 
 
 def _pipelines(seen: Seen) -> Iterator[Finding]:
@@ -944,9 +952,8 @@ def _pipelines(seen: Seen) -> Iterator[Finding]:
                     "mend what the reason names; a pipeline that runs tries again by itself, else `appliance pipeline"
                     f" refresh CONFIG.toml` does; if nobody runs it any more: {delete}"
                 )
-                findings.append(
-                    _finding(conditions.PIPELINE_INCOMPLETE, f"pipeline {name} leaves work undone", why, todo)
-                )
+                found = _finding(conditions.PIPELINE_INCOMPLETE, f"pipeline {name} leaves work undone", why, todo)
+                findings.append(found._replace(groups=(group["group"],)))
     yield from _bounded(findings, "pipelines leave work undone")
 
 

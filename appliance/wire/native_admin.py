@@ -104,10 +104,13 @@
     PARTITION       {partition, leader, start, end, bytes, messages, state, dirty_ratio?}; the last one is the
                     share of a compacted log that no pass has seen, as of the last look of the broker that stores it
     TRASHED         {name, id, partitions, bytes, deleted_ms, until_ms, pending}; pending: its deletion goes on
-    ROW             {id, client, host, partitions: [[topic, partition]]}
+    ROW             {id, client, host, partitions: [[topic, partition]], silent_s: for how long the coordinator has
+                    not heard it, nil at another broker}
     TRANSACTION     {id, state: Kafka's word, producer_id, epoch, timeout_ms, open_ms: since when it is open, nil: it
                     is not, partitions: how many, groups: [group]}
-    COMMITTED       {topic, partition, offset, end, lag_messages, lag_bytes, lag_seconds, lost_bytes, owner}
+    COMMITTED       {topic, partition, offset, end, lag_messages, lag_bytes, lag_seconds, lost_bytes, owner,
+                    committed_ms: when the offset was committed, owned_ms: since when the owner has the partition, both
+                    in ms since 1970, why: how it stands, in words}
 
 Any broker accepts these requests, except those with MEMBER, which only the group's coordinator answers.  Others pass
 ``commit`` and ``delete_offsets`` on to it, and verbs of a transactional id to the coordinator of that.

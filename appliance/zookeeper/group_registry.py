@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ..names import TopicPartition, is_topic
 from . import paths
 from .broker_registry import readable
 from .operations import Operation, ask, delete, list_children, read_children
 from .paths import Subscription
+
+
+class RegisteredOwner(NamedTuple):
+    """The member that owns a partition, with the number of its stream.  ``since_ms``: since 1970.
+
+    It is later than the truth if the node was written again, in a new session of its coordinator.
+    """
+
+    member: str
+    stream: int
+    since_ms: int
 
 
 class GroupRegistry:
@@ -27,17 +40,17 @@ class GroupRegistry:
                 subscriptions[consumer] = subscription
         return subscriptions
 
-    def owners(self, group: str) -> Operation[dict[TopicPartition, tuple[str, int]]]:
-        """Partition -> (consumer id, stream number) of every owned partition."""
+    def owners(self, group: str) -> Operation[dict[TopicPartition, RegisteredOwner]]:
+        """The owner of every owned partition."""
         topics = yield from list_children(paths.owners(group))
-        owners: dict[TopicPartition, tuple[str, int]] = {}
+        owners: dict[TopicPartition, RegisteredOwner] = {}
         for topic in filter(is_topic, topics):
             nodes = yield from read_children(paths.owners(group, topic))
             for name, node in nodes.items():
                 path = f"{paths.owners(group, topic)}/{name}"
                 owner = readable(paths.decode_owner, path, node.value)
                 if owner is not None and name.isdecimal():
-                    owners[TopicPartition(topic, int(name))] = owner
+                    owners[TopicPartition(topic, int(name))] = RegisteredOwner(*owner, node.modified_ms)
         return owners
 
     def prune(self, group: str) -> Operation[None]:

@@ -54,7 +54,9 @@ def read(group: str) -> Operation[Registered]:
         if subscription.protocol == "native"
     }
     owners = (yield from registry.owners(group)) if members else {}
-    return Registered(members, {part: owner for part, owner in owners.items() if owner[0] in members})
+    return Registered(
+        members, {part: (owner.member, owner.stream) for part, owner in owners.items() if owner.member in members}
+    )
 
 
 def put(claim: str, nodes: Mapping[str, bytes], session_id: int) -> Operation[None]:

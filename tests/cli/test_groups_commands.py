@@ -200,7 +200,31 @@ def test_resetting_says_what_it_did_and_makes_no_group_by_a_typo(grouped: Server
     assert said.json == [{"topic": topic, "partition": 0, "offset": end, "before": 0}]
     assert f"offset 999999 is outside of 0 to {end}" in said.err
     described = succeeding("groups", "describe", topic, *at).out
-    assert described.startswith(f"{topic}: empty, no members\n")
+    assert described.startswith(f"{topic}: empty, no members, last commit ")
+
+
+def test_why_a_group_stands_still_is_said_in_words(grouped: Server, topic: str) -> None:
+    """Goal: from one command, who reads a partition, since when, and when it has committed last."""
+    at = ("--data", str(grouped.data_dir))
+    succeeding("topics", "create", topic, "--partitions", "2", *at)
+    succeeding("produce", topic, "--partition", "0", *at, stdin=b"a\nb\nc\n")
+    reset = ("groups", "reset", topic, "--topic", topic, "--to", "earliest", "--new")
+    succeeding(*reset, "--json", *at)
+    lines = succeeding("groups", "describe", topic, *at).out.splitlines()
+    assert lines[0].startswith(f"{topic}: empty, no members, last commit ")
+    assert lines[1].startswith(f"  {topic}-0: a program that is no member of the group has committed ")
+    assert lines[2] == f"  {topic}-1: all is read"
+    with GroupConsumer(grouped.native, topic) as consumer:
+        consumer.create_message_streams({topic: 1})
+        wait_for(lambda: len(consumer.owned) == 2, "the partitions")
+        described = succeeding("groups", "describe", topic, "--json", *at).json
+        (member,) = described["members"]
+        assert 0 <= member["silent_s"] < 60
+        first = described["partitions"][0]
+        assert first["owned_ms"] >= first["committed_ms"] > 0, "it was moved before it was read"
+        assert first["why"].endswith("reads it and commits: it is behind, and goes on"), first
+        said = succeeding("groups", "describe", topic, *at).out
+        assert ", native protocol, 1 member, last commit " in said and ", last change of owners " in said
 
 
 def test_a_group_is_deleted_when_somebody_agrees(grouped: Server, topic: str) -> None:

@@ -72,6 +72,9 @@ def test_lag_moves(page: Browser, server: Server) -> None:
     visit(page, server, "#/groups")
     lag = "document.querySelector('tbody td[data-label=\"Lag, messages\"]')?.textContent"
     page.wait(f"{lag} === '3,001'", "the lag of the group")
+    page.wait(
+        "document.querySelector('.alert h3')?.innerText.includes('group reports lags')", "the finding of the list"
+    )
     shoot(page, "groups")
     with Producer(server.native) as producer:
         producer.send_many("web", [b"more"] * 10)
@@ -82,6 +85,9 @@ def test_lag_moves(page: Browser, server: Server) -> None:
         page.wait(f"{lag} === '0'", "no lag after a commit at the end")
         admin.commit("reports", {("web", 0): 0, ("web", 1): 0})
     page.evaluate("document.querySelector('tbody a').click()")
+    page.wait("document.querySelector('.reasons').innerText.includes('no member')", "why it stands still, in words")
+    assert "nobody reads" in page.text() or "a program that is no member of the group" in page.text()
+    assert "last commit" in page.evaluate("document.querySelector('.reasons').previousSibling.innerText")
     page.wait("document.querySelectorAll('.table')[0].querySelectorAll('tbody tr').length === 2")
     page.wait("document.querySelector('.alert h3')?.innerText.includes('group reports lags by')", "why it stands still")
     assert page.evaluate("document.querySelector('tbody td[data-label=\"Read by\"]').innerText") == "nobody"

@@ -5,7 +5,7 @@ import { charts } from "./charts.js";
 import { act, ask, button, settingsOf } from "./dialogs.js";
 import { ago, badge, compact, count, duration, el, plural, route, setText, size } from "./dom.js";
 import { rows } from "./live.js";
-import { alertCard } from "./overview.js";
+import { alertCard, inCode } from "./overview.js";
 import { session } from "./session.js";
 import { nearestFirst, settingsTable } from "./settings.js";
 import { Table } from "./table.js";
@@ -41,21 +41,52 @@ export function groups(pipelines) {
     hint: el("p", {}, el("code", { text: pipelines ? "appliance pipeline run CONFIG.toml" : "appliance consume TOPIC --group NAME" })),
     columns: columns(pipelines ? "Pipeline" : "Group"),
   });
+  const wrong = el("div", { class: "alerts" });
   const filter = el("input", { type: "search", id: "filter", placeholder: "Filter by name", autocomplete: "off", spellcheck: "false" });
   const update = () => {
     const wanted = filter.value.trim().toLowerCase();
     const all = [...rows("groups")].filter(([name, row]) => isPipeline(name, row) === pipelines);
     const chosen = all.filter(([name]) => name.toLowerCase().includes(wanted));
     table.update(new Map(chosen), chosen.length < all.length);
+    const names = new Set(all.map(([name]) => name));
+    showAlerts(wrong, (alert) => alert.groups.some((name) => names.has(name)));
   };
   filter.addEventListener("input", update);
   const search = el("div", { class: "filter" }, el("label", { for: "filter", class: "hidden", text: `Filter ${title.toLowerCase()} by name` }), filter);
-  return { element: el("div", {}, el("div", { class: "title" }, heading, search), table.element), heading, title, update };
+  return { element: el("div", {}, el("div", { class: "title" }, heading, search), wrong, table.element), heading, title, update };
+}
+
+const since = (ms) => (ms === null ? "–" : `${ago(ms / 1000)} ago`);
+const latest = (found, field) => Math.max(0, ...found.map((row) => row[field] ?? 0));
+
+/** Cards of the findings that `concerns` chooses; drawn again only when they are others. */
+function showAlerts(place, concerns) {
+  const found = (rows("alerts").get("") || []).filter(concerns);
+  const shown = JSON.stringify(found);
+  if (shown === place.dataset.shown) return;
+  place.dataset.shown = shown;
+  place.replaceChildren(...found.map(alertCard));
+}
+
+const NAMED_MAX = 8;
+
+/** How the group stands in its partitions: those that stand alike in one line. */
+function showReasons(place, partitions) {
+  const alike = new Map();
+  for (const row of partitions) alike.set(row.why, [...(alike.get(row.why) || []), `${row.topic}-${row.partition}`]);
+  const lines = [...alike].map(([why, names]) => {
+    const more = names.length > NAMED_MAX ? ` and ${count(names.length - NAMED_MAX)} more` : "";
+    return `${names.slice(0, NAMED_MAX).join(", ")}${more}: ${why}`;
+  });
+  if (lines.join("\n") === place.dataset.shown) return;
+  place.dataset.shown = lines.join("\n");
+  place.replaceChildren(...lines.map((line) => el("li", {}, ...inCode(line))));
 }
 
 export function group(name) {
   const heading = el("h1", { tabindex: "-1" }, el("bdi", { text: name }));
   const about = el("p", { class: "about" });
+  const lately = el("p", { class: "note" });
   const members = new Table({
     label: "Members",
     sort: "client",
@@ -64,10 +95,12 @@ export function group(name) {
       { name: "client", label: "Client", head: true, value: (row) => row.client, show: (row) => el("bdi", { text: row.client || "–" }) },
       { name: "host", label: "Host", value: (row) => row.host, show: (row) => el("bdi", { text: row.host || "–" }) },
       { name: "partitions", label: "Partitions", show: (row) => row.partitions.map(([topic, partition]) => `${topic}-${partition}`).join(", ") || "–" },
+      { name: "silent", label: "Heard", number: true, value: (row) => row.silent_s, show: (row) => (row.silent_s === null ? "–" : `${duration(Math.round(row.silent_s))} ago`) },
       { name: "id", label: "Id", show: (row) => el("bdi", { class: "id", text: row.id }) },
     ],
   });
   const clientOf = new Map();
+  const reasons = el("ul", { class: "reasons" });
   const wrong = el("div", { class: "alerts" });
   const offsets = new Table({
     label: "Offsets",
@@ -81,7 +114,9 @@ export function group(name) {
       { name: "bytes", label: "Lag, bytes", number: true, value: (row) => row.lag_bytes, show: (row) => size(row.lag_bytes) },
       { name: "lost", label: "Removed unread", number: true, value: (row) => row.lost_bytes, show: (row) => size(row.lost_bytes) },
       { name: "seconds", label: "Behind", number: true, value: (row) => row.lag_seconds, show: (row) => duration(row.lag_seconds) },
+      { name: "committed", label: "Last commit", number: true, value: (row) => row.committed_ms, show: (row) => since(row.committed_ms) },
       { name: "owner", label: "Read by", value: (row) => row.owner, show: (row) => el("bdi", { text: row.owner ? clientOf.get(row.owner) || row.owner : "nobody" }) },
+      { name: "owned", label: "For", number: true, value: (row) => row.owned_ms, show: (row) => (row.owned_ms === null ? "–" : ago(row.owned_ms / 1000)) },
     ],
   });
   const held = settingsTable();
@@ -92,12 +127,11 @@ export function group(name) {
     setText(about, row
       ? `${row.state} · ${plural(row.members, "member")} · lag ${compact(row.lag_messages)} messages, ${size(row.lag_bytes)}, ${duration(row.lag_seconds)} behind${stale(row)}`
       : rows("topics").size ? "There is no group of this name, or you may not see it." : "");
-    const found = (rows("alerts").get("") || []).filter((alert) => alert.what.startsWith(`group ${name} `));
-    if (JSON.stringify(found) !== wrong.dataset.shown) {
-      wrong.dataset.shown = JSON.stringify(found);
-      wrong.replaceChildren(...found.map(alertCard));
-    }
+    showAlerts(wrong, (alert) => alert.groups.includes(name));
     if (!detail) return;
+    const times = [["last commit", "committed_ms"], ["last change of owners", "owned_ms"]].map(([what, field]) => [what, latest(detail.partitions, field)]);
+    setText(lately, times.filter(([, at]) => at).map(([what, at]) => `${what} ${since(at)}`).join(" · "));
+    showReasons(reasons, detail.partitions);
     for (const member of detail.members) clientOf.set(member.id, member.client);
     members.update(new Map(detail.members.map((member) => [member.id, member])));
     offsets.update(new Map(detail.partitions.map((one) => [`${one.topic}-${one.partition}`, one])));
@@ -107,6 +141,7 @@ export function group(name) {
   const behind = charts({ group: name }, [["lag_messages", "Lag, messages", compact], ["lag_seconds", "Behind", duration]]);
   const crumb = el("p", { class: "crumb" }, el("a", { href: route("groups"), text: "Groups" }));
   const element = el("div", {}, crumb, heading, about, wrong,
+    el("section", { "aria-labelledby": "reasons-title" }, el("h2", { id: "reasons-title", text: "Why it stands as it does" }), lately, reasons),
     el("section", { "aria-labelledby": "offsets-title" }, el("h2", { id: "offsets-title", text: "Offsets and lag" }), offsets.element),
     el("section", { "aria-labelledby": "charts-title" }, el("h2", { id: "charts-title", text: "The last hours" }), behind.element),
     el("section", { "aria-labelledby": "members-title" }, el("h2", { id: "members-title", text: "Members" }), members.element),

@@ -97,7 +97,7 @@ export function alertCard(alert) {
 }
 
 /** Text with `commands` in backticks as code elements. */
-function inCode(text) {
+export function inCode(text) {
   return text.split("`").map((part, index) => (index % 2 ? el("code", { text: part }) : part));
 }
 

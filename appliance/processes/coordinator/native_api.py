@@ -37,7 +37,6 @@ from ...groups.store import Commit, RegisteredGroup
 from ...health import host
 from ...names import NOTE_BYTES_MAX, TopicPartition, check_group
 from ...partition_states import damage_rows
-from ...retention import lost_bytes
 from ...security.acls import Access, Operation, ResourceType
 from ...security.authorizer import Authorizer
 from ...security.principals import Origin
@@ -64,6 +63,7 @@ from ...wire.native_admin import (
 )
 from ...wire.requests import ADMIN_API
 from .compaction_enforcer import CompactionEnforcer
+from .group_standing import GroupStanding, client_rates
 from .known_groups import KnownGroups
 from .measurements import Measured, Measurements
 from .partitions import Partitions
@@ -306,23 +306,17 @@ class NativeApi:
             return nothing | self._settings_of(request.group)
         group = self._current_group(request.group, registered)
         committed = await self._committed(request.group)
-        owners = {part: member.id for member in group.members for part in member.partitions}
-        members = [
-            {"id": member.id, "client": member.client_id, "host": member.host, "partitions": member.partitions}
-            for member in group.members
-        ]
-        keys = {key for key in {*committed, *owners} if access.describable[key[0]]}
-        offsets = {key: committed[key].offset if key in committed else None for key in sorted(keys)}
-        notes = {key: commit.metadata for key, commit in committed.items()}
-        measured = await self._measurements.measure({key: offset or 0 for key, offset in offsets.items()})
-        rows = [
-            {"topic": key.topic, "partition": key.partition, "offset": offset, "owner": owners.get(key, "")}
-            | {"note": notes.get(key, "")}
-            | _lag(measured.get(key), offset)
-            for key, offset in offsets.items()
-        ]
-        standing = self._standing(group.name, group.native, len(members))
-        return {**standing, "members": members, "partitions": rows, **self._settings_of(group.name)}
+        heard = self._groups.native.heard(group.name) | self._kafka_groups.heard(group.name)
+        state = self._standing(group.name, group.native, len(group.members))
+        standing = GroupStanding(
+            *(group, state["state"], committed, await self._groups.committed_ms(group.name), heard),
+            self._broker.topics(),
+        )
+        parts = {part for part in standing.parts if access.describable[part.topic]}
+        offsets = {part: committed[part].offset if part in committed else 0 for part in parts}
+        measured = await self._measurements.measure(offsets)
+        rows = await standing.rows(parts, measured, lambda: client_rates(Path(self._broker.data_dir)))
+        return {**state, "members": standing.members(), "partitions": rows, **self._settings_of(group.name)}
 
     async def _alter_group(self, request: AlterGroup, access: Access) -> dict[str, Any]:
         check_group(request.group)
@@ -353,7 +347,8 @@ class NativeApi:
             )
             for member in self._kafka_groups.registration(name)
         ]
-        return RegisteredGroup(name, native=False, members=tuple(members))
+        owned_ms = registered.owned_ms if registered is not None else {}
+        return RegisteredGroup(name, native=False, members=tuple(members), owned_ms=owned_ms)
 
     def _standing(self, name: str, native: bool, members: int) -> dict[str, Any]:
         """Protocol, state and number of members."""
@@ -454,12 +449,3 @@ def _extent(measured: Measured | None) -> dict[str, int | None]:
         return dict.fromkeys(("start", "end", "bytes", "messages"))
     start, end, messages, _ = measured
     return {"start": start, "end": end, "bytes": end - start, "messages": messages}
-
-
-def _lag(measured: Measured | None, offset: int | None) -> dict[str, float | None]:
-    end: dict[str, float | None] = {
-        "end": None if measured is None else measured.end,
-        "lost_bytes": None if measured is None else lost_bytes(offset, measured.start),
-    }
-    lag = (None, None, None) if measured is None or measured.lag is None else measured.lag
-    return end | dict(zip(("lag_messages", "lag_bytes", "lag_seconds"), lag, strict=True))

@@ -71,6 +71,7 @@ from ...errors import (
     from_code,
 )
 from ...groups.consumer_protocol import TYPE
+from ...groups.standstill import MemberHeard
 from ...groups.store import Commit
 from ...names import TopicPartition, member_suffix
 from ...wire.kafka.codes import Code
@@ -305,6 +306,14 @@ class NativeGroups:
         """The number of native members that are known here."""
         native = self._groups.get(group)
         return 0 if native is None else len(native.members)
+
+    def heard(self, name: str) -> dict[str, MemberHeard]:
+        """When the members of a group that is here were heard last."""
+        native, now_ms = self._groups.get(name), self._clock_ms()
+        return {
+            member.id: MemberHeard.by_session(member.deadline_ms - now_ms, member.session_ms)
+            for member in (native.members.values() if native is not None else ())
+        }
 
     def lose(self, name: str) -> None:
         """The claim on the group is over.  Its members find its next coordinator; their nodes stay as they are."""

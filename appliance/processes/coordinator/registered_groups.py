@@ -21,8 +21,8 @@ from ...groups.store import Commit, ListedGroup, RegisteredGroup, RegisteredMemb
 from ...names import TopicPartition
 from ...wire.kafka.metadata_reply import Broker
 from ...zookeeper import operations, paths
-from ...zookeeper.claims import Claimant, GroupInfo, decode_info
-from ...zookeeper.group_registry import GroupRegistry
+from ...zookeeper.claims import Claimant, GroupInfo, decode_info, offset_nodes
+from ...zookeeper.group_registry import GroupRegistry, RegisteredOwner
 from ...zookeeper.lease import boot_clock_ms
 from ...zookeeper.paths import CommittedOffset, Subscription
 from .committed_offsets import CommittedOffsets
@@ -168,6 +168,15 @@ class RegisteredGroups:
             if not at.topic_id or key.topic not in topics or at.topic_id == topics[key.topic].id
         }
 
+    async def committed_ms(self, group: str) -> dict[TopicPartition, int]:
+        """When each offset of the group was committed last, in ms since 1970, by ZooKeeper's clock.
+
+        Raises:
+            ZooKeeperAway: it cannot be reached.
+        """
+        nodes = await self._registry.ask(offset_nodes(group))
+        return {part: node.modified_ms for part, node in nodes.items()}
+
     async def owned_by(self, group: str, member: str) -> set[TopicPartition]:
         """What a member of a native group owns, as ZooKeeper has it after all that was written before.
 
@@ -175,7 +184,7 @@ class RegisteredGroups:
             ZooKeeperAway: it cannot be reached.
         """
         owners = await self._registry.ask(_owners(self._registry.groups, group))
-        return {part for part, (owner, _) in owners.items() if owner == member}
+        return {part for part, owner in owners.items() if owner.member == member}
 
     async def forget(self, group: str) -> None:
         """Delete the whole group from the registry, if it has no live members.
@@ -237,7 +246,7 @@ class RegisteredGroups:
         self._registration.reconnected()
 
 
-def _owners(groups: GroupRegistry, group: str) -> operations.Operation[dict[TopicPartition, tuple[str, int]]]:
+def _owners(groups: GroupRegistry, group: str) -> operations.Operation[dict[TopicPartition, RegisteredOwner]]:
     yield [operations.sync()]
     return (yield from groups.owners(group))
 
@@ -285,11 +294,11 @@ def _group(
     name: str,
     info: GroupInfo,
     members: Mapping[str, Subscription],
-    owners: Mapping[TopicPartition, tuple[str, int]],
+    owners: Mapping[TopicPartition, RegisteredOwner],
 ) -> RegisteredGroup:
     owned: dict[str, list[TopicPartition]] = {}
-    for part, (member, _) in sorted(owners.items()):
-        owned.setdefault(member, []).append(part)
+    for part, owner in sorted(owners.items()):
+        owned.setdefault(owner.member, []).append(part)
     native = any(subscription.protocol == "native" for subscription in members.values())
     rows = [
         RegisteredMember(
@@ -301,4 +310,5 @@ def _group(
         )
         for member, subscription in sorted(members.items())
     ]
-    return RegisteredGroup(name, native, tuple(rows), info.protocol_type)
+    owned_ms = {part: owner.since_ms for part, owner in owners.items()}
+    return RegisteredGroup(name, native, tuple(rows), info.protocol_type, owned_ms)

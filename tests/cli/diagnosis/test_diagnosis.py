@@ -217,7 +217,8 @@ def test_groups_that_lag_are_one_finding() -> None:
     found = only(sample(), sample(1.0, groups=[*others, GROUP]))
     assert found.what == "13 groups lag, reports the most: by 50,000 messages, 90 s"
     assert "then g0 by 20,000 messages, 90 s, g1" in found.why and "and 9 more" in found.why
-    assert found.todo.startswith("`appliance groups describe reports --data /data`")
+    assert found.todo.startswith("`appliance groups describe reports --data /data` says why; then ")
+    assert found.groups == ("reports", *(f"g{number}" for number in range(12))), "pages show it at each of them"
 
 
 def test_activity_is_the_difference_of_two_samples() -> None:

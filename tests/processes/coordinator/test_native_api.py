@@ -314,9 +314,14 @@ def test_lag_is_exact_in_messages_bytes_and_seconds(grouped: Rig) -> None:
     meddle(grouped, ask([create(consumer("readers", "r-1"), subscription)]))
     meddle(grouped, ask([create(owner("readers", part), encode_owner("r-1", 1))]))
     group = grouped.admin("group", group="readers")
-    assert group["members"] == [{"id": "r-1", "client": "", "host": "", "partitions": [["logs", 0]]}]
+    silent = {"silent_s": None}  # it was written into ZooKeeper by hand: nobody hears it
+    assert group["members"] == [{"id": "r-1", "client": "", "host": "", "partitions": [["logs", 0]]} | silent]
     assert (group["protocol"], group["state"]) == ("native", "stable")
     first, second = group["partitions"]
+    for time_ms in (first.pop("committed_ms"), first.pop("owned_ms")):
+        assert now_ms - 1_000 <= time_ms < now_ms + 600_000
+    assert first.pop("why") == "r-1 reads it and commits: it is behind, and goes on"
+    assert (second["why"], second["owned_ms"]) == ("all is read", None)
     seconds = first.pop("lag_seconds")
     assert 199 < seconds < 260
     assert first == {
