@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from .. import units
-from ..clock import now_ms
+from ..clock import wall_s
 from ..errors import InvalidRequest, UnknownGroup
 from ..groups.group_settings import GROUP_KEYS
 from ..wire.requests import EARLIEST, LATEST
@@ -174,13 +174,13 @@ def _standing(description: dict[str, Any]) -> str:
     count = len(description["members"])
     if description["state"] == CONFIGURED:
         return "there is no such group yet, but settings for it"
-    now = now_ms()
+    now = wall_s()
     parts = [description["state"], f"{description['protocol']} protocol" if count else ""]
     parts.append(units.counted(count, "member") if count else "no members")
     for what, field in (("last commit", "committed_ms"), ("last change of owners", "owned_ms")):
         times = [row[field] for row in description["partitions"] if row[field] is not None]
         if times:
-            parts.append(f"{what} {units.duration(max(0, now - max(times)) / 1000)} ago")
+            parts.append(f"{what} {units.duration(max(0.0, now - max(times) / 1000))} ago")
     return ", ".join(filter(None, parts))
 
 

@@ -24,8 +24,8 @@ RECENT_S: Final = 60.0
 """Clients commit every five seconds if they do it by themselves."""
 LATE: Final = 0.5
 """A member that was not heard for this share of its session is likely to be gone: they send three in one."""
-FETCHES_BYTES_S: Final = 100.0
-"""Less than this is what heartbeats and empty answers take."""
+FETCHES_BYTES_S: Final = 1_024.0
+"""Heartbeats and empty answers take less: 230 bytes with librdkafka and two partitions."""
 
 
 class MemberHeard(NamedTuple):
@@ -146,5 +146,7 @@ def _stalled(seen: PartitionStanding) -> str:
     if reader.fetched_s is None:
         return f"{what}; {alive}: its program is paused, busy with one message, or does not commit"
     if reader.fetched_s < FETCHES_BYTES_S:
-        return f"{what} and fetches nothing; {alive}: its program is paused, or busy with what it has; see its log"
+        return (
+            f"{what} and fetches next to nothing; {alive}: its program is paused, or busy with what it has; see its log"
+        )
     return f"{what} but fetches {size(round(reader.fetched_s))}/s: its program reads and does not commit; see its log"

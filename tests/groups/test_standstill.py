@@ -68,7 +68,10 @@ def reader(**changes: object) -> PartitionStanding:
         ),
         (LATE, f"{HAS_NOT}; its heartbeats come: its program is paused, busy with one message, or does not commit"),
         (reader(heard=None), f"{HAS_NOT}; it is a member: its program is paused"),
-        (reader(fetched_s=99.0), f"{HAS_NOT} and fetches nothing; its heartbeats come: its program is paused, or busy"),
+        (
+            reader(fetched_s=231.5),
+            f"{HAS_NOT} and fetches next to nothing; its heartbeats come: its program is paused, ",
+        ),
         (reader(fetched_s=2_048.0), f"{HAS_NOT} but fetches 2.0 KiB/s: its program reads and does not commit"),
         (LATE._replace(committed_s=None), "app at 10.0.0.7 has it and has never committed; its heartbeats come"),
     ],

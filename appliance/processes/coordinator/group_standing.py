@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...clock import now_ms
+from ...clock import wall_s
 from ...connected_clients import shown
 from ...errors import BrokerAway, NoDirectory
 from ...groups.standstill import GroupReader, MemberHeard, PartitionStanding, explain
@@ -43,7 +43,7 @@ class GroupStanding:
         self._group, self._state, self._topics = group, state, topics
         self._committed, self._committed_ms, self._heard = committed, committed_ms, heard
         self._owners = {part: member for member in group.members for part in member.partitions}
-        self._now_ms = now_ms()
+        self._now_s = wall_s()
 
     @property
     def parts(self) -> set[TopicPartition]:
@@ -102,7 +102,7 @@ class GroupStanding:
         )
 
     def _since_s(self, at_ms: int | None) -> float | None:
-        return None if at_ms is None else max(0, self._now_ms - at_ms) / 1000
+        return None if at_ms is None else max(0.0, self._now_s - at_ms / 1000)
 
     def _with_rate(self, part: TopicPartition, standing: PartitionStanding, rates: ClientRates) -> PartitionStanding:
         owner, reader = self._owners.get(part), standing.reader
