@@ -34,6 +34,7 @@ from .assignors import ASSIGNORS, DEFAULT, IdAndNumber, Subscriber, TopicParts
 from .consumer_member import LEFT, NO_MATCHING, Classic, ConsumerMember, Matching, subscription_bytes
 from .messages import MEMBER_BYTES, PART_BYTES, Limits, metadata_bytes
 from .snapshots import ConsumerSnapshot
+from .standstill import MemberHeard
 
 JOIN, LEAVE = 0, -1
 """Epochs of heartbeats, with :data:`LEFT`."""
@@ -235,15 +236,21 @@ class ConsumerGroup:
 
     def renew(self, member: ConsumerMember, now_ms: int) -> None:
         """Begin the member's session anew, after a request of it."""
-        member.expires_ms = now_ms + self.session_ms(member)
+        member.expires_ms = now_ms + self._session_ms(member)
+
+    def heard(self, now_ms: int) -> dict[str, MemberHeard]:
+        """When the members were heard last.  No rebalance waits for one: each is reconciled by itself."""
+        return {
+            member.id: MemberHeard.by_session(member.expires_ms - now_ms, self._session_ms(member))
+            for member in self.members.values()
+        }
 
     def lengthen(self, now_ms: int) -> None:
         """Let the sessions of all members last as long as ``limits`` has it now, if that is longer."""
         for member in self.members.values():
-            member.expires_ms = max(member.expires_ms, now_ms + self.session_ms(member))
+            member.expires_ms = max(member.expires_ms, now_ms + self._session_ms(member))
 
-    def session_ms(self, member: ConsumerMember) -> int:
-        """How long its session lasts."""
+    def _session_ms(self, member: ConsumerMember) -> int:
         return self.limits.consumer_session_ms if member.classic is None else member.classic.session_ms
 
     def leave_classic(self, member_id: str, instance: str | None) -> Code:

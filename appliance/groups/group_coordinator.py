@@ -286,17 +286,8 @@ class GroupCoordinator:
         now_ms = self.now_ms()
         classic, consumers = self.membership.get(name), self.consumers.get(name)
         if classic is not None:
-            sessions = {member.id: member.session_ms for member in classic.members.values()}
-            ends = {  # one with a waiting request is there, as long as its connection is
-                member.id: now_ms + member.session_ms if member.waits else member.expires_ms
-                for member in classic.members.values()
-            }
-        elif consumers is not None:
-            sessions = {member.id: consumers.session_ms(member) for member in consumers.members.values()}
-            ends = {member.id: member.expires_ms for member in consumers.members.values()}
-        else:
-            return {}
-        return {id: MemberHeard.by_session(ends[id] - now_ms, session_ms) for id, session_ms in sessions.items()}
+            return classic.heard(now_ms)
+        return consumers.heard(now_ms) if consumers is not None else {}
 
     def registration(self, name: str) -> list[RegisteredMember]:
         """A group's members as they are registered."""

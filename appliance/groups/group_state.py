@@ -39,6 +39,7 @@ from .consumer_protocol import decode_assignment, decode_subscription
 from .members import Member, Members
 from .messages import Join, Joined, Limits, MemberReply, Metadata, Sync, Synced, Token
 from .snapshots import ClassicMember, ClassicSnapshot
+from .standstill import MemberHeard
 
 GENERATION_MAX = 2**31 - 1
 
@@ -115,6 +116,21 @@ class Group:
     saved: bool = True
     _deadlines: Deadlines = field(default_factory=Deadlines)
     _unsynced: set[str] = field(default_factory=set)
+
+    def heard(self, now_ms: int) -> dict[str, MemberHeard]:
+        """When the members were heard last, and which of them a rebalance waits for to join.
+
+        One whose request waits is there as long as its connection is.
+        """
+        preparing = self.state is GroupState.PREPARING
+        return {
+            member.id: MemberHeard.by_session(
+                member.session_ms if member.waits else member.expires_ms - now_ms,
+                member.session_ms,
+                awaited=preparing and member.joining is None,
+            )
+            for member in self.members.values()
+        }
 
     @property
     def members(self) -> dict[str, Member]:

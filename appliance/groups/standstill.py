@@ -8,6 +8,7 @@ The first line of this table that fits is said::
     has an offset below the log start                        removed unread
     has an offset behind the log end                         the log is shorter than it was
     is read up to its end                                    all is read
+    waits for a rebalance that waits for a member            for which
     has no reader: no members, a rebalance, no subscription  which of these it is, and the last commit
     has a reader that the coordinator does not hear          when its session ends
     has a reader that has committed in RECENT_S              it goes on
@@ -22,6 +23,8 @@ from ..units import counted, duration, size
 
 RECENT_S: Final = 60.0
 """Clients commit every five seconds if they do it by themselves."""
+NAMED_MAX: Final = 3
+"""Members that are named in one line."""
 LATE: Final = 0.5
 """A member that was not heard for this share of its session is likely to be gone: they send three in one."""
 FETCHES_BYTES_S: Final = 1_024.0
@@ -29,15 +32,19 @@ FETCHES_BYTES_S: Final = 1_024.0
 
 
 class MemberHeard(NamedTuple):
-    """When the coordinator has heard a member last, and how long its session is."""
+    """When the coordinator has heard a member last, and how long its session is.
+
+    ``awaited``: a rebalance waits for its request.
+    """
 
     silent_s: float
     session_s: float
+    awaited: bool = False
 
     @classmethod
-    def by_session(cls, left_ms: int, session_ms: int) -> MemberHeard:
+    def by_session(cls, left_ms: int, session_ms: int, *, awaited: bool = False) -> MemberHeard:
         """Of a member whose session is over in ``left_ms``, if nothing more is heard."""
-        return cls(max(0, session_ms - left_ms) / 1000, session_ms / 1000)
+        return cls(max(0, session_ms - left_ms) / 1000, session_ms / 1000, awaited)
 
 
 class GroupReader(NamedTuple):
@@ -61,7 +68,7 @@ class PartitionStanding(NamedTuple):
     """What is known of a group in one partition; ``start``, ``end`` and ``lag``: None where it cannot be measured.
 
     ``committed_s``: for how long the offset is committed; ``members``: of the group; ``subscribed``: how many of them
-    read the topic.
+    read the topic; ``awaited``: those that a rebalance waits for.
     """
 
     topic_exists: bool
@@ -74,16 +81,18 @@ class PartitionStanding(NamedTuple):
     state: str
     members: int
     subscribed: int
+    awaited: tuple[str, ...] = ()
 
     @property
     def stalls(self) -> bool:
         """Whether there is something to read and a reader, who has not committed lately."""
-        return self.reader is not None and bool(self.lag) and not self._recent
+        return self.reader is not None and bool(self.lag) and not self.goes_on
 
     @property
-    def _recent(self) -> bool:
+    def goes_on(self) -> bool:
+        """Whether something was committed lately, or there is a new reader that has nothing to commit yet."""
         since_s = self.committed_s
-        if since_s is None:  # who has just begun has nothing to commit yet
+        if since_s is None:
             since_s = self.reader.owned_s if self.reader is not None else None
         return since_s is not None and since_s < RECENT_S
 
@@ -105,6 +114,9 @@ def explain(seen: PartitionStanding) -> str:
 
 def _reader(seen: PartitionStanding) -> str:
     """Why nobody reads; "" if somebody does."""
+    if seen.awaited and not seen.goes_on:
+        names = " and ".join(seen.awaited[:NAMED_MAX]) + " and others" * (len(seen.awaited) > NAMED_MAX)
+        return f"the group rebalances, and waits for {names} to join: a program that does not poll keeps the others"
     if seen.reader is None:
         if not seen.members:
             return _without_members(seen)
@@ -136,6 +148,8 @@ def _without_members(seen: PartitionStanding) -> str:
 def _stalled(seen: PartitionStanding) -> str:
     reader = seen.reader
     assert reader is not None
+    if not seen.stalls and seen.committed_s is None:
+        return f"{reader.text} has it for {duration(reader.owned_s or 0)} and has not committed yet"
     if not seen.stalls:
         return f"{reader.text} reads it and commits: it is behind, and goes on"
     if seen.committed_s is not None:

@@ -886,7 +886,7 @@ def _groups(seen: Seen) -> Iterator[Finding]:
     group, worst = late[0].group, late[0].worst
     owner = next((member for member in group["members"] if member["id"] == worst["owner"]), None)
     if owner is not None:
-        reader = f"read by {owner['client'] or owner['id']} at {owner['host']}"
+        reader = f"read by {owner['client'] or owner['id']} at {owner['host'].removeprefix('/')}"
     else:
         reader = "which no member reads" if group["members"] else "and it has no members"
     what = f"group {group['group']} lags by {late[0].text}"

@@ -405,6 +405,11 @@ def test_who_is_connected_is_shown(page: Browser, server: Server) -> None:
         cluster.refresh([])
         wait_for(lambda: page.is_true(reloaded("somebody", page, server)), "the client")
     assert page.evaluate("document.querySelectorAll('tbody b').length") == 0
+    user = "[...document.querySelectorAll('tbody tr')].map((row) => row.cells[0].innerText)"
+    page.wait(f"{user}.includes('not logged in')", "nobody is called ANONYMOUS")
+    short = "[...document.querySelectorAll('tbody .whole')].filter((one) => /^[^ /]{1,20}$/.test(one.innerText))"
+    broken = "one.getClientRects()[0].height > 1.9 * parseFloat(getComputedStyle(one).fontSize)"
+    assert page.evaluate(f"{short}.filter((one) => {broken}).map((one) => one.innerText)") == []
     shoot(page, "clients")
 
 

@@ -11,6 +11,7 @@ import pytest
 from appliance.groups import members
 from appliance.groups.group_state import Group, GroupState
 from appliance.groups.messages import Join, Joined, Limits, MemberReply, Metadata, Sync, Synced, metadata_bytes
+from appliance.groups.standstill import MemberHeard
 from appliance.wire.kafka.codes import Code
 
 RANGE = (Metadata("range", b"r"),)
@@ -144,6 +145,17 @@ def test_a_newcomer_calls_everybody_in() -> None:
     table.join("a2", first)
     assert table.joined("a2").generation == table.joined("b").generation == 2
     assert table.joined("a2").leader == first, "the leader stays while it is there"
+
+
+def test_who_a_rebalance_waits_for_is_known_and_when_each_was_heard() -> None:
+    table = Table(initial_delay_ms=0)
+    (first,) = table.settle("a")
+    table.wait(3_000)
+    assert table.group.heard(table.now_ms) == {first: MemberHeard(3.0, SESSION_MS / 1000)}
+    table.join("j b")
+    heard = table.group.heard(table.now_ms)
+    assert heard.pop(first) == MemberHeard(3.0, SESSION_MS / 1000, awaited=True)
+    assert list(heard.values()) == [MemberHeard(0.0, SESSION_MS / 1000)], "its request waits"
 
 
 def test_a_member_that_does_not_rejoin_in_time_is_out() -> None:

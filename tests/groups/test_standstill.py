@@ -64,7 +64,15 @@ def reader(**changes: object) -> PartitionStanding:
         (LATE._replace(committed_s=59.0), "app at 10.0.0.7 reads it and commits: it is behind, and goes on"),
         (
             LATE._replace(committed_s=None, reader=READER._replace(owned_s=59.0)),
-            "app at 10.0.0.7 reads it and commits: it is behind, and goes on",
+            "app at 10.0.0.7 has it for 59 s and has not committed yet",
+        ),
+        (
+            LATE._replace(state="rebalancing", awaited=("a at h", "b at h")),
+            "the group rebalances, and waits for a at h and b at h to join: a program that does not poll",
+        ),
+        (
+            LATE._replace(state="rebalancing", awaited=("a", "b", "c", "d")),
+            "the group rebalances, and waits for a and b and c and others to join",
         ),
         (LATE, f"{HAS_NOT}; its heartbeats come: its program is paused, busy with one message, or does not commit"),
         (reader(heard=None), f"{HAS_NOT}; it is a member: its program is paused"),

@@ -11,6 +11,8 @@ const OPERATIONS = ["Read", "Write", "Create", "Delete", "Alter", "Describe", "D
 const CLUSTER = "kafka-cluster";
 const ANONYMOUS = "User:ANONYMOUS";
 const plain = (value) => (value === null || value === undefined ? "–" : String(value));
+/** Text whose words are broken only if they are very long. */
+const whole = (value, more = "") => el("bdi", { class: `whole ${more}`, text: value });
 const bdi = (value) => el("bdi", { text: plain(value) });
 
 export function access(tab) {
@@ -257,11 +259,10 @@ export function clients() {
     note: el("p", { class: "note", text: "Those that move most come first. Bytes are of connections that are open now." }),
     keyOf: (row) => JSON.stringify([row.user, row.host, row.client_id, row.software, row.listener]),
     columns: [
-      { name: "user", label: "User", head: true, value: (row) => row.user, show: (row) => (row.user === ANONYMOUS ? "not logged in" : bdi(row.user)) },
-      { name: "host", label: "Address", value: (row) => row.host, show: (row) => bdi(row.host || "this host") },
-      { name: "client", label: "Client id", value: (row) => row.client_id, show: (row) => bdi(row.client_id || "–") },
-      { name: "software", label: "Software", value: (row) => row.software, show: (row) => bdi(row.software || "–") },
-      { name: "listener", label: "Listener", value: (row) => row.listener, show: (row) => bdi(row.listener) },
+      { name: "user", label: "User", head: true, value: (row) => row.user, show: (row) => whole(row.user === ANONYMOUS ? "not logged in" : row.user) },
+      { name: "host", label: "Address", value: (row) => row.host, show: (row) => whole(row.host || "this host") },
+      { name: "client", label: "Client id, software", value: (row) => row.client_id, show: (row) => el("span", {}, whole(row.client_id || "–"), " ", whole(row.software, "soft")) },
+      { name: "listener", label: "Listener", value: (row) => row.listener, show: (row) => whole(row.listener) },
       { name: "connections", label: "Connections", number: true, value: (row) => row.connections, show: (row) => count(row.connections) },
       { name: "in", label: "Sends", number: true, value: (row) => row.in_s, show: (row) => `${size(Math.round(row.in_s))}/s` },
       { name: "out", label: "Fetches", number: true, value: (row) => row.out_s, show: (row) => `${size(Math.round(row.out_s))}/s` },

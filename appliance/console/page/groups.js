@@ -108,7 +108,7 @@ export function group(name) {
     nothing: "No offsets are committed.",
     columns: [
       { name: "place", label: "Partition", head: true, value: (row) => `${row.topic}-${row.partition}`, show: (row) => el("a", { href: `${route("topics", row.topic)}?partition=${row.partition}`, text: `${row.topic}-${row.partition}` }) },
-      { name: "offset", label: "Committed", number: true, value: (row) => row.offset, show: (row) => el("a", { href: `${route("topics", row.topic)}?start=offset&partition=${row.partition}&offset=${row.offset}`, title: "The message that is read next", text: count(row.offset) }) },
+      { name: "offset", label: "Committed", number: true, value: (row) => row.offset, show: (row) => row.offset === null ? "–" : el("a", { href: `${route("topics", row.topic)}?start=offset&partition=${row.partition}&offset=${row.offset}`, title: "The message that is read next", text: count(row.offset) }) },
       { name: "end", label: "End", number: true, value: (row) => row.end, show: (row) => count(row.end) },
       { name: "lag", label: "Lag, messages", number: true, value: (row) => row.lag_messages, show: (row) => count(row.lag_messages) },
       { name: "bytes", label: "Lag, bytes", number: true, value: (row) => row.lag_bytes, show: (row) => size(row.lag_bytes) },

@@ -55,7 +55,7 @@ class GroupStanding:
             {
                 "id": member.id,
                 "client": member.client_id,
-                "host": member.host,
+                "host": _address(member),
                 "partitions": member.partitions,
                 "silent_s": round(self._heard[member.id].silent_s, 1) if member.id in self._heard else None,
             }
@@ -99,6 +99,11 @@ class GroupStanding:
             self._state,
             len(self._group.members),
             sum(not member.topics or part.topic in member.topics for member in self._group.members),
+            tuple(
+                f"{member.client_id or member.id} at {_address(member)}"
+                for member in self._group.members
+                if member.id in self._heard and self._heard[member.id].awaited
+            ),
         )
 
     def _since_s(self, at_ms: int | None) -> float | None:
