@@ -1,12 +1,13 @@
 """Completes a word by the names of topics, groups, members, users and roles that the appliance has.
 
-Completion reports no error: when the appliance does not answer within :data:`ANSWER_MS`, no names are offered.  Names
+Completion reports no error: when the appliance does not answer within :data:`ANSWER_S`, no names are offered.  Names
 with characters that a terminal or a shell would interpret are not offered either (:data:`OFFERED`).
 """
 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,7 +22,7 @@ from .target import address
 if TYPE_CHECKING:
     from ..client.cluster_client import Cluster
 
-ANSWER_MS: Final = 1_000
+ANSWER_S: Final = 1.0
 OFFERED: Final = re.compile(r"[\w.@%+:,/=-]{1,255}")
 NAMES_MAX: Final = 1_000
 
@@ -64,19 +65,29 @@ def _live(context: typer.Context, verb: str, incomplete: str) -> list[str]:
 
 
 def _offered(context: typer.Context, incomplete: str, ask: Callable[[Cluster], list[str]]) -> list[str]:
+    """The names that there are within ANSWER_S; a thread that waits for longer is left to its own time limits."""
+    names: list[str] = []
+    thread = threading.Thread(target=lambda: names.extend(_ask(context, ask)), name="completion", daemon=True)
+    thread.start()
+    thread.join(ANSWER_S)
+    found = [] if thread.is_alive() else names
+    return [name for name in found if name.startswith(incomplete) and OFFERED.fullmatch(name)][:NAMES_MAX]
+
+
+def _ask(context: typer.Context, ask: Callable[[Cluster], list[str]]) -> list[str]:
     from ..client.cluster_client import Cluster
 
     params = context.params
+    timeout_ms = round(1000 * ANSWER_S)
     try:
         data = Path(params["data"]) if params.get("data") else None
         listener = address(data, params.get("connect"))
         cluster = Cluster(
-            listener, client_name="appliance-cli", connect_timeout_ms=ANSWER_MS, request_timeout_ms=ANSWER_MS
+            listener, client_name="appliance-cli", connect_timeout_ms=timeout_ms, request_timeout_ms=timeout_ms
         )
         try:
-            names = ask(cluster)
+            return ask(cluster)
         finally:
             cluster.close()
     except (ApplianceError, OSError, typer.BadParameter):
         return []
-    return [name for name in names if name.startswith(incomplete) and OFFERED.fullmatch(name)][:NAMES_MAX]

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from appliance.cli import live_names
 from appliance.cli.command_tree import tree
 from appliance.cli.interactive_shell import completions
 from appliance.cli.live_names import OFFERED
+from appliance.client.cluster_client import Cluster
 
 from ..support.command_line import run, succeeding
 from ..support.server import Server
@@ -83,6 +89,27 @@ def test_each_shell_gets_live_names(appliance: Server, topic: str, shell: str) -
     program = "from appliance.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
     assert f"{topic}-y" in done.stdout, done
+
+
+def test_nobody_waits_for_an_appliance_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: Tab is answered in a second.  Method: one that accepts and says nothing, with each step's own limit."""
+    monkeypatch.setattr("appliance.client.cluster_client.Cluster.__init__", patient(Cluster.__init__))
+    monkeypatch.setattr(live_names, "ANSWER_S", 0.2)
+    app = tree()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        line = f"topics describe --connect 127.0.0.1:{silent.getsockname()[1]} "
+        begun_s = time.monotonic()
+        assert list(completions(app, line)) == []
+        assert time.monotonic() - begun_s < 5.0
+
+
+def patient(init: Callable[..., None]) -> Callable[..., None]:
+    """Lets each step take much longer than all together may."""
+
+    def made(self: Cluster, listener: str, **options: Any) -> None:
+        init(self, listener, **options | {"connect_timeout_ms": 10_000, "request_timeout_ms": 10_000})
+
+    return made
 
 
 def test_a_name_that_could_act_is_not_offered() -> None:

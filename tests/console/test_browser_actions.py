@@ -290,6 +290,7 @@ def test_add_and_delete_an_access_rule(page: Browser, server: Server, user: str)
     page.wait("document.querySelector('tbody')?.innerText.includes('User:bob')")
     click(page, "Add a rule")
     fill(page, principal=f"User:{user}-new", resource="Group", name=HOSTILE, pattern="Prefixed", operation="Read")
+    page.wait("document.querySelector('dialog').innerText.includes('No group begins so yet')", "what is not there")
     send(page)
     row = f"[...document.querySelectorAll('tbody tr')].find((one) => one.innerText.includes('User:{user}-new'))"
     if user == "bob":

@@ -1,8 +1,9 @@
 // Who may do what: users, roles, access rules, quotas; and who is connected.
 
 import { act, ask, button, field, select, text } from "./dialogs.js";
-import { count, duration, el, moment, route, size } from "./dom.js";
+import { count, duration, el, moment, route, setText, size } from "./dom.js";
 import { listing } from "./listing.js";
+import { rows } from "./live.js";
 import { session } from "./session.js";
 
 const TABS = [["", "Users"], ["roles", "Roles"], ["rules", "Access rules"], ["quotas", "Quotas"]];
@@ -59,7 +60,7 @@ function users() {
     const again = text("again", { type: "password", autocomplete: "new-password", required: true });
     ask({
       title: fresh ? "Add a user" : "Another password",
-      note: fresh ? "" : `For ${name}. Connections that are logged in stay so; sessions of the console end.`,
+      note: fresh ? "What a new user may do is said by access rules: without one, nothing." : `For ${name}. Connections that are logged in stay so; sessions of the console end.`,
       fields: [fresh ? field("User", text("name", { required: true, maxlength: "255", autocomplete: "username" })) : text("user", { value: name, autocomplete: "username", hidden: true }), field("Password", first), field("Again", again)],
       label: fresh ? "Add" : "Change the password",
       send: (given) => {
@@ -151,6 +152,16 @@ function roles() {
 
 const FIELDS = ["principal", "host", "permission", "operation", "resource", "name", "pattern"];
 
+/** Says so if a rule would be about a topic or group that there is not, as `appliance acl add` does. */
+function notThere(resource, name, prefixed) {
+  const section = { Topic: "topics", Group: "groups" }[resource];
+  if (!section || !name || name === "*") return "";
+  const names = [...rows(section).keys()];
+  if (prefixed ? names.some((one) => one.startsWith(name)) : names.includes(name)) return "";
+  const kind = resource.toLowerCase();
+  return prefixed ? `No ${kind} begins so yet: the rule applies to those that are made.` : `There is no such ${kind} yet: the rule applies when it is made.`;
+}
+
 function rules() {
   const list = listing({
     what: "acls",
@@ -173,23 +184,27 @@ function rules() {
     const resource = select("resource", RESOURCES);
     const name = text("name", { required: true });
     const named = field("Name (* is all)", name);
-    resource.addEventListener("change", () => {
+    const pattern = select("pattern", [["Literal", "exactly"], ["Prefixed", "all that begin so"]]);
+    const absent = el("p", { class: "note", role: "status" });
+    const check = () => {
       named.hidden = resource.value === "Cluster";
       name.required = !named.hidden;
-    });
+      setText(absent, notThere(resource.value, name.value, pattern.value === "Prefixed"));
+    };
+    for (const one of [resource, name, pattern]) one.addEventListener("input", check);
     ask({
       title: "Add an access rule",
       fields: [
         field("Who, such as User:shipper or Role:shippers; User:* is everybody", text("principal", { required: true, value: "User:" })),
         field("May or may not", select("permission", [["Allow", "may"], ["Deny", "may not"]])),
         field("Operation", select("operation", OPERATIONS)), field("What", resource), named,
-        field("Of the name", select("pattern", [["Literal", "exactly"], ["Prefixed", "all that begin so"]])),
+        field("Of the name", pattern), absent,
         field("From the address (* is any)", text("host", { required: true, value: "*" })),
       ],
       label: "Add",
-      send: ({ principal, permission, operation, resource: kind, name: called, pattern, host }) => {
+      send: ({ principal, permission, operation, resource: kind, name: called, pattern: of, host }) => {
         const cluster = kind === "Cluster";
-        return act("add_acls", { acls: [{ principal, permission, operation, resource: kind, name: cluster ? CLUSTER : called, pattern: cluster ? "Literal" : pattern, host }] });
+        return act("add_acls", { acls: [{ principal, permission, operation, resource: kind, name: cluster ? CLUSTER : called, pattern: cluster ? "Literal" : of, host }] });
       },
       done: list.load,
     });
