@@ -13,9 +13,10 @@ cooperative protocol are the same here; only a static member that comes back mak
 
 There are three deadlines, all in ms of the caller's clock: a member's session (``expires_ms``, which counts only while
 none of its requests waits), the rebalance (PREPARING ends), the sync (COMPLETING ends: members that have not synced are
-removed).  Besides, an empty group delays its first rebalance by ``initial_delay_ms`` after each new member, so that
-members started together share one generation (the delay is short, so that a single member starts at once).  And a
-client that was given its id (MEMBER_ID_REQUIRED) and does not come back delays others by at most ``id_wait_ms``.
+removed).  Besides, an empty group delays its first rebalance by ``initial_delay_ms`` after its first member, so that
+members started together share one generation.  That is short, so that a single member starts at once; where a second
+one has come, more are likely, and the delay is at least ``newcomer_delay_ms`` after each.  And a client that was given
+its id (MEMBER_ID_REQUIRED) and does not come back delays others by at most ``id_wait_ms``.
 
 Invariants: one leader and one generation for all; every token is answered once, before its deadline; all members share
 a protocol; a member never gets a generation of which it was not part.
@@ -66,10 +67,10 @@ class Deadlines:
     def begin_sync(self, now_ms: int, rebalance_ms: int) -> None:
         self.sync_ms = now_ms + max(rebalance_ms, 1)
 
-    def delay_again(self, now_ms: int, initial_delay_ms: int) -> None:
-        """Begin the delay anew, if there is one, since a member has come."""
+    def prolong_delay(self, now_ms: int, newcomer_delay_ms: int) -> None:
+        """Have the delay, if there is one, last at least so long from now on, since another member has come."""
         if self.delay_ms is not None:
-            self.delay_ms = min(now_ms + initial_delay_ms, self.rebalance_ms)
+            self.delay_ms = min(max(self.delay_ms, now_ms + newcomer_delay_ms), self.rebalance_ms)
 
     def end_delay(self, now_ms: int) -> None:
         if self.delay_ms is not None and self.delay_ms <= now_ms:
@@ -325,7 +326,7 @@ class Group:
         member = Member.from_join(member_id, join, now_ms)
         member.joining = token
         self.roster.add_member(member)
-        self._deadlines.delay_again(now_ms, self.limits.initial_delay_ms)
+        self._deadlines.prolong_delay(now_ms, self.limits.newcomer_delay_ms)
         self.rebalance(now_ms)
 
     def _rejoin(self, token: Token, join: Join, now_ms: int) -> None:

@@ -29,6 +29,9 @@ class Limits:
     ``waits_max`` requests that wait for other members (half of what one worker may have unanswered), beyond which
     they are answered COORDINATOR_LOAD_IN_PROGRESS.
 
+    ``initial_delay_ms`` and ``newcomer_delay_ms``: for how long a new group of the classic protocol waits for more
+    members, after its first and after each further one.
+
     ``consumer_``: what members of the consumer protocol (KIP-848) do not choose themselves.  ``upgrades``: a group of
     the classic protocol becomes one of the consumer protocol when such a member joins, and with ``downgrades`` back
     again when the last one has gone.
@@ -43,7 +46,8 @@ class Limits:
     session_ms_min: int = 1_000
     session_ms_max: int = SESSION_MS_MAX
     rebalance_ms_max: int = 60 * 60_000
-    initial_delay_ms: int = 100
+    initial_delay_ms: int = 20
+    newcomer_delay_ms: int = 100
     id_wait_ms: int = 3_000
     consumer_session_ms: int = 45_000
     consumer_heartbeat_ms: int = 5_000

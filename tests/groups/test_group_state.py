@@ -72,7 +72,7 @@ class Table:
         """A stable group of so many members; their ids, the leader's first."""
         for name in names:
             self.join(f"join {name}", **more)
-        self.wait(self.group.limits.initial_delay_ms)
+        self.wait(max(self.group.limits.initial_delay_ms, self.group.limits.newcomer_delay_ms))
         ids = [self.joined(f"join {name}").member_id for name in names]
         for name, member_id in zip(names, ids, strict=True):
             assignments = [(other, other.encode()) for other in ids] if member_id == self.group.leader else []
@@ -105,6 +105,19 @@ def test_members_that_start_together_share_the_first_generation() -> None:
     assert table.joined("a").generation == table.joined("b").generation == 1
     assert {member[0] for member in table.joined("a").members} == {"c-1", "c-2"}
     assert table.joined("b").members == (), "only the leader learns who is there"
+
+
+def test_a_second_member_prolongs_a_short_delay_and_never_shortens_a_long_one() -> None:
+    """Goal: one member alone does not wait for others for long; where a second one has come, more are waited for."""
+    for initial_ms, rest_ms in ((20, 100), (1_000, 990)):
+        table = Table(initial_delay_ms=initial_ms, newcomer_delay_ms=100)
+        table.join("a")
+        table.wait(10)
+        table.join("b")
+        table.wait(rest_ms - 1)
+        assert not table.replies
+        table.wait(1)
+        assert table.joined("a").generation == table.joined("b").generation == 1
 
 
 def test_initial_delay_of_zero_starts_at_once() -> None:

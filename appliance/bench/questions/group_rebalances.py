@@ -3,8 +3,8 @@
 Groups of 1, 8 and 64 members of one topic with 64 partitions, confluent-kafka as the client, range assignment, eager
 rebalances.  *all join* is for all but one that start together, *one joins* is for the last one, and *one leaves* for
 the others when it leaves.  Members send heartbeats every 100 ms, from whose answers they learn of a rebalance.  Kafka
-has ``group.initial.rebalance.delay.ms=0`` (its default is 3 s), an appliance waits 100 ms for more members of an empty
-group.  The appliance runs one node of ZooKeeper, in which it claims its groups.
+has ``group.initial.rebalance.delay.ms=0`` (its default is 3 s), an appliance waits 20 ms for more members of an empty
+group, and 100 ms where a second one has come.  The appliance runs one node of ZooKeeper, in which it claims its groups.
 """
 
 from __future__ import annotations
