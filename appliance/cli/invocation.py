@@ -20,6 +20,7 @@ import typer.core
 import typer.exceptions
 
 from ..errors import ApplianceError
+from ..table_faults import told_of
 from . import contexts, output
 from .ending import CommandEnded, end_on_closed_pipe
 from .faults import Fault, named_in, report, show
@@ -104,7 +105,8 @@ def run(app: typer.Typer, words: Sequence[str]) -> int:
                 for name in ("APPLIANCE_DATA", "APPLIANCE_CONNECT"):
                     os.environ.pop(name, None)
             os.environ.update(chosen)
-        return int(app(list(words), prog_name="appliance", standalone_mode=drawn) or 0)
+        with told_of():
+            return int(app(list(words), prog_name="appliance", standalone_mode=drawn) or 0)
     except SystemExit as ended:
         if drawn and ended.code == USAGE_STATUS and (advice := _right_spelling(app, words)):
             output.remark(f"  {advice}")

@@ -127,6 +127,8 @@ ACTS = {
     ("spark/pipeline/troubles.py", "Troubles.note"): "a note of what a pipeline leaves undone, when it is done",
     ("spark/pipeline/view_refresh.py", "Refresher.__init__"): "what a killed refresh has left: we hold its lock",
     ("spark/pipeline/view_refresh.py", "Refresher._staged"): OWN,
+    ("spark/pipeline/view_table.py", "remove_unreadable"): "the table of a view that a person rebuilds, if its log is"
+    " damaged and not only closed to us: it follows from the events",
     ("spark/spark_session.py", "build_session"): "scratch of an earlier session, while the pipeline's lock is held",
 }  # fmt: skip
 """(module, function) -> what it takes, and what it knows first."""

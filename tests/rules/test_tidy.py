@@ -26,7 +26,7 @@ PACKAGE = ROOT / "appliance"
 LAYERS = [  # a module may import from its own package and from lower layers
     {"clock", "errors", "extras", "kafka_settings", "libc"},
     {"names", "addresses", "die_with", "durable_files", "launch", "machine_limits", "owners", "partition_states"}
-    | {"proc_net", "reserve", "topic_rules", "units", "value_faults"},
+    | {"proc_net", "reserve", "table_faults", "topic_rules", "units", "value_faults"},
     {"alert_settings", "config_keys", "connected_clients", "disk_settings", "security"},
     {"input_settings", "topic_patterns", "web"},
     {"config", "catalog"},
@@ -58,7 +58,7 @@ BANNED = {  # pattern -> (where it may stand, what to do instead)
         "take a clock as an argument",
     ),
     r"except( Exception( as \w+)?)?:|except BaseException": (
-        {"processes/", "sql/beside.py"}
+        {"processes/", "sql/beside.py", "table_faults.py"}
         | {f"spark/pipeline/{name}.py" for name in ("event_questions", "iceberg_table", "letters", "view_keeper")},
         "catch one branch of errors.py",
     ),

@@ -57,11 +57,9 @@ class CommitFollower(ABC):
 
     def latest(self) -> int:
         """The latest version of the table; -1 before the first one."""
-        from deltalake import DeltaTable
-
         if not self._files.exists(f"{self._table}/{LOG}"):
             return -1
-        return int(DeltaTable(self._files.uri(self._table), storage_options=self._files.options).version())
+        return int(self._files.delta_table(self._table).version())
 
     def sent(self) -> int:
         return self._sent().version

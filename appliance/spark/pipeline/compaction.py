@@ -30,7 +30,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from ...errors import ConfigFault
+from ...errors import ApplianceError
 from .file_statistics import file_statistics
 from .output_files import LOG, OutputFiles, with_dictionaries
 from .repeating import Repeating
@@ -155,8 +155,8 @@ class DeltaEvents:
         """All committed files."""
         return _files(self._open()) if self._files.exists(f"{EVENTS}/{LOG}") else []
 
-    def _open(self) -> DeltaTable:
-        return DeltaTable(self._files.uri(EVENTS), storage_options=self._files.options)
+    def _open(self) -> Any:
+        return self._files.delta_table(EVENTS)
 
     def swap(self, sources: Sequence[EventFile]) -> int:
         """Put these files of one partition together.  Returns the number of files afterwards.
@@ -258,7 +258,7 @@ class Compactor:
             log.warning("the clock has jumped: old files stay for another %d s", VACUUM_EVERY_S)
             self._vacuumed_s = time.monotonic()
         vacuum = time.monotonic() - self._vacuumed_s >= VACUUM_EVERY_S
-        errors = (OSError, ValueError, pa.ArrowException, msgspec.MsgspecError, ConfigFault, DeltaError)
+        errors = (OSError, ValueError, pa.ArrowException, msgspec.MsgspecError, ApplianceError, DeltaError)
         if vacuum:  # by itself: old files would fill the disk while compaction fails
             try:
                 self._store.vacuum(self._waiting())

@@ -92,12 +92,10 @@ class DeltaStore:
 
         A table that is open reads only the new entries of its log.
         """
-        from deltalake import DeltaTable
-
         if self._opened is not None:
             self._opened.update_incremental()
         elif self._files.exists(f"{EVENTS}/{LOG}"):
-            self._opened = DeltaTable(self._files.uri(EVENTS), storage_options=self._files.options)
+            self._opened = self._files.delta_table(EVENTS)
         return self._opened
 
     @property

@@ -73,12 +73,10 @@ class Questions:
 
 def questions(settings: Settings) -> Questions | None:
     """None before the table is there."""
-    from deltalake import DeltaTable
-
     files = OutputFiles(settings.output)
     if not files.exists(f"{EVENTS}/{LOG}"):
         return None
-    return Questions(DeltaTable(files.uri(EVENTS), storage_options=files.options))
+    return Questions(files.delta_table(EVENTS))
 
 
 def text(value: str) -> str:

@@ -46,15 +46,14 @@ class EventVersions:
 
     Raises:
         BadValue: the output has no such table, or none that can be read here.
+        StorageFault: its log is damaged.
     """
 
     def __init__(self, output: Output) -> None:
-        from deltalake import DeltaTable
-
         self._files = OutputFiles(output)
         if not self._files.exists(f"{EVENTS}/{LOG}"):
             raise BadValue(f"{self._files.uri(EVENTS)} is no table yet: `appliance pipeline run CONFIG.toml` makes it")
-        self._table = DeltaTable(self._files.uri(EVENTS), storage_options=self._files.options)
+        self._table = self._files.delta_table(EVENTS)
         self.partitioned_by = tuple(self._table.metadata().partition_columns)
 
     def update(self) -> None:

@@ -40,7 +40,7 @@ from .startup import output_lock, topic_logs
 from .table_files import EVENTS
 from .times import EPOCH
 from .view_states import orphans, views_lock, views_of
-from .view_table import PARTS, VIEWS
+from .view_table import PARTS, VIEWS, ViewTable
 
 log = logging.getLogger(__name__)
 FORGOTTEN_KEY: Final = "appliance.forgotten"
@@ -192,8 +192,6 @@ def remove_old_files(settings: Settings) -> int:
         AlreadyRunning: the pipeline is running, or views are refreshed.
         ApplianceError: dead letters wait that need these files, and cannot be sent.
     """
-    from deltalake import DeltaTable
-
     removed = 0
     with output_lock(settings), views_lock(settings):
         Letters(settings).send_waiting()
@@ -201,9 +199,8 @@ def remove_old_files(settings: Settings) -> int:
         tables = [_events(settings)]
         for directory in sorted(views.iterdir()) if views.exists() else ():
             if (directory / LOG).exists():
-                tables.append(DeltaTable(str(directory)))
-                if (directory / PARTS / LOG).exists():
-                    tables.append(DeltaTable(str(directory / PARTS)))
+                names = [directory.name, f"{directory.name}/{PARTS}"]
+                tables += (ViewTable(settings.output, name).opened() for name in names if (views / name / LOG).exists())
             else:
                 log.warning("%s is no table of a view: nothing is removed from it", directory)
         for table in tables:
@@ -255,8 +252,5 @@ def _of_place(place: Place, logs: Mapping[str, TopicLog], kept: Mapping[str, Map
 
 def _events(settings: Settings) -> Any:
     """The table.  Raises BadValue if there is none."""
-    from deltalake import DeltaTable
-
     EventVersions(settings.output)  # says what there is not
-    files = OutputFiles(settings.output)
-    return DeltaTable(files.uri(EVENTS), storage_options=files.options)
+    return OutputFiles(settings.output).delta_table(EVENTS)

@@ -130,7 +130,6 @@ class IcebergTable:
             return self._follow()
 
     def _follow(self) -> int | None:
-        from deltalake import DeltaTable
         from pyiceberg.exceptions import CommitFailedException
 
         if not self._files.exists(f"{EVENTS}/{LOG}"):
@@ -138,7 +137,7 @@ class IcebergTable:
         versions = EventVersions(self._settings.output)
         told = {VERSION: str(versions.latest), ENTRY: str(versions.entry(versions.latest))}
         if told != self._told:
-            events = DeltaTable(self._files.uri(EVENTS), version=versions.latest)
+            events = self._files.delta_table(EVENTS, versions.latest)
             table = self._table(versions.schema, versions.partitioned_by)
             snapshot = table.current_snapshot()
             if snapshot is None or not snapshot.summary or any(snapshot.summary[key] != told[key] for key in told):

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from ...durable_files import replace_file
+from ...table_faults import RESTORE, told_of
 from .settings import Output, is_url
 
 LOG: Final = "_delta_log"
@@ -93,6 +94,17 @@ class OutputFiles:
 
     def open_table(self, name: str) -> TableFile:
         return TableFile(pq.ParquetFile(name, filesystem=self._fs))
+
+    def delta_table(self, name: str, version: int | None = None, damaged: str = RESTORE) -> Any:
+        """Open a Delta table.  ``damaged``: what to do if its log cannot be read.
+
+        Raises:
+            StorageFault: it is no table, or a damaged one.
+        """
+        from deltalake import DeltaTable
+
+        with told_of(self.uri(name), damaged):
+            return DeltaTable(self.uri(name), version=version, storage_options=self.options)
 
     def remove(self, name: str) -> None:
         self._fs.delete_file(name)

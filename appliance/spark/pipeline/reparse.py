@@ -98,9 +98,9 @@ class _Reparsing:
                 self._topic_lines.close()
 
     def _run(self) -> Reparsed:
-        from deltalake import CommitProperties, DeltaTable
+        from deltalake import CommitProperties
 
-        table = DeltaTable(self._files.uri(EVENTS), storage_options=self._files.options)
+        table = self._files.delta_table(EVENTS)
         partition_by = list(self._settings.output.partition_by)
         total, actions = NOTHING, list[Any]()
         for file in self._there:

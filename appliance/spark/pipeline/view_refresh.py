@@ -40,7 +40,7 @@ from .view_definitions import Parts, View
 from .view_messages import ViewMessages
 from .view_rows import check_rows
 from .view_states import ViewState, state_of_table, views_lock, views_of
-from .view_table import PARTS, Basis, Ranges, ViewTable
+from .view_table import PARTS, Basis, Ranges, ViewTable, remove_unreadable
 
 STAGING: Final = "_views"
 ANSI: Final = "spark.sql.ansi.enabled"
@@ -112,6 +112,8 @@ class Refresher:
 
     def _noted(self, view: View, since_us: int | None, whole: bool) -> Refreshed:
         try:
+            if whole and since_us is None:
+                remove_unreadable(self._settings.output, view.name)
             refreshed = self._refresh(view, since_us, whole)
         except ApplianceError as error:
             self._troubles.note_view(view.name, str(error))
@@ -247,7 +249,8 @@ class Refresher:
         """
         paths, schema = table.files(ranges), table.schema
         if ranges is not None:
-            paths = [_picked(paths, schema, ranges, place / "picked.parquet")]
+            with table.faults():
+                paths = [_picked(paths, schema, ranges, place / "picked.parquet")]
         return self._rows([RowFile(path, (), None, None) for path in paths], schema, place / "parts")
 
     def _of_parts(self, parts: Parts, table: ViewTable, ranges: Ranges | None, place: Path) -> DataFrame:

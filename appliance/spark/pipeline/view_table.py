@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +12,8 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from ...errors import FileNotPermitted, StorageFault
+from ...table_faults import told_of
 from .event_questions import Questions, micros
 from .output_files import LOG, OutputFiles
 from .settings import Output, is_url
@@ -53,11 +57,16 @@ class ViewTable:
     """Writes the rows of one view, and reads what its last commit comes from."""
 
     def __init__(self, output: Output, name: str) -> None:
-        from deltalake import DeltaTable
+        """``name``: that of the view, with :data:`PARTS` behind it for its parts.
 
-        self.uri = OutputFiles(output).uri(f"{VIEWS}/{name}")
+        Raises:
+            StorageFault: its log is damaged.
+        """
+        files, place = OutputFiles(output), f"{VIEWS}/{name}"
+        self.uri = files.uri(place)
         self._app = f"appliance-view-{name}"
-        self._table: Any = DeltaTable(self.uri) if (Path(self.uri) / LOG).exists() else None
+        self._damaged = f"`appliance pipeline rebuild CONFIG.toml {name.partition('/')[0]}` makes it anew"
+        self._table: Any = files.delta_table(place, damaged=self._damaged) if files.exists(f"{place}/{LOG}") else None
 
     @property
     def exists(self) -> bool:
@@ -111,20 +120,33 @@ class ViewTable:
 
     def files(self, ranges: Ranges | None) -> list[str]:
         """The paths of the files that can have rows of these times; None: of all."""
-        actions = pa.table(self._table.get_add_actions(flatten=True))
-        days = actions.column("partition.date").to_pylist() if len(actions) else []
-        paths = zip(actions.column("path").to_pylist(), days, strict=True) if len(actions) else ()
         wanted = None if ranges is None else [_days(bounds) for bounds in ranges]
         return [
-            f"{self.uri}/{file_of(path)}"
-            for path, day in paths
+            path
+            for path, day, _ in self.listed()
             if wanted is None or any(first <= str(day) <= last for first, last in wanted)
         ]
+
+    def listed(self) -> list[tuple[str, str | None, int]]:
+        """Path, day and number of rows of each file of the latest version."""
+        if not self.exists or not self._table.file_uris():
+            return []  # without files there are no columns
+        actions = pa.table(self._table.get_add_actions(flatten=True))
+        columns = (actions.column(name).to_pylist() for name in ("path", "partition.date", "num_records"))
+        return [(f"{self.uri}/{file_of(path)}", day, count) for path, day, count in zip(*columns, strict=True)]
 
     @property
     def version(self) -> int:
         """The latest version; -1 before the first one."""
         return int(self._table.version()) if self.exists else -1
+
+    def opened(self) -> Any:
+        """The table as delta-rs has it."""
+        return self._table
+
+    def faults(self) -> AbstractContextManager[None]:
+        """Where its files are read or written: what is wrong with them is raised with what to do."""
+        return told_of(self.uri, self._damaged)
 
     def _done(self, basis: Basis) -> Any:
         from deltalake import CommitProperties, Transaction
@@ -135,7 +157,16 @@ class ViewTable:
         )
 
     def replace(self, rows: pa.RecordBatchReader, ranges: Ranges | None, basis: Basis) -> None:
-        """Replace the rows of these times, or all rows and columns, in one transaction."""
+        """Replace the rows of these times, or all rows and columns, in one transaction.
+
+        Raises:
+            StorageFault: a file of it is damaged or missing.
+            Unavailable: somebody else has written it meanwhile, or there is no room.
+        """
+        with self.faults():
+            self._replace(rows, ranges, basis)
+
+    def _replace(self, rows: pa.RecordBatchReader, ranges: Ranges | None, basis: Basis) -> None:
         from deltalake import write_deltalake
 
         done = self._done(msgspec.structs.replace(basis, ranges=ranges and list(ranges)))
@@ -159,17 +190,27 @@ class ViewTable:
     def tidy(self) -> None:
         """Put small files together, and remove old ones, now and then."""
         if self.exists and self._table.version() % VACUUM_EVERY == VACUUM_EVERY - 1:
-            self._table.update_incremental()
-            self._table.optimize.compact()
-            self._table.vacuum(1, dry_run=False, enforce_retention_duration=False)
+            with self.faults():
+                self._table.update_incremental()
+                self._table.optimize.compact()
+                self._table.vacuum(1, dry_run=False, enforce_retention_duration=False)
 
 
 def stored_views(output: Output) -> dict[str, Any]:
     """The tables of views by name, as data sets of Arrow; none in an object store."""
-    from deltalake import DeltaTable
-
     logs = sorted((Path(output.path) / VIEWS).glob(f"*/{LOG}")) if not is_url(output.path) else []
-    return {log.parent.name: DeltaTable(str(log.parent)).to_pyarrow_dataset() for log in logs}
+    return {log.parent.name: ViewTable(output, log.parent.name).opened().to_pyarrow_dataset() for log in logs}
+
+
+def remove_unreadable(output: Output, name: str) -> None:
+    """Remove the table of a view, and that of its parts, whose log cannot be read: nothing can be committed to it."""
+    for place in (f"{name}/{PARTS}", name):
+        try:
+            ViewTable(output, place)
+        except FileNotPermitted:
+            raise
+        except StorageFault:
+            shutil.rmtree(OutputFiles(output).uri(f"{VIEWS}/{place}"))
 
 
 def _days(bounds: tuple[int, int]) -> tuple[str, str]:
