@@ -215,7 +215,9 @@ def verify(
     purpose are missing, too; unknown are rows without a message, of a log that was restored. Partitions of which
     nothing can be compared are left out, with the reason. Takes as long as reading the topics.
 
-    Exit status 0: equal.  1: something is missing, or twice.
+    The files of views, and of their parts, are read whole before, and compared with what the views' own logs say.
+
+    Exit status 0: equal.  1: something is missing, or twice, or the table of a view is damaged.
 
     [b]Example[/b]
 
@@ -223,12 +225,20 @@ def verify(
     """
     settings = load(config, data, connect)
     from ..spark.pipeline.verify import verify as compare
+    from ..spark.pipeline.view_check import check_views
 
+    views = list(check_views(settings))
+    of_views: list[dict[str, Any]] = [view._asdict() for view in views]
+    if of_views and not as_json:
+        output.print_rows(of_views, ["table", "state", "version", "files", "rows", "fault"], title="Views")
     comparisons = list(compare(settings))
     rows: list[dict[str, Any]] = [comparison._asdict() for comparison in comparisons]
-    columns = ["topic", "partition", "first", "end", "messages", "rows", "missing", "twice", "unknown", "left_out"]
-    output.print_rows(rows, columns, title="Events and topics", as_json=as_json)
-    if not all(comparison.equal for comparison in comparisons):
+    if as_json:
+        output.print_json({"partitions": rows, "views": of_views})
+    else:
+        columns = ["topic", "partition", "first", "end", "messages", "rows", "missing", "twice", "unknown", "left_out"]
+        output.print_rows(rows, columns, title="Events and topics")
+    if not all(comparison.equal for comparison in comparisons) or any(view.fault for view in views):
         raise typer.Exit(1)
 
 

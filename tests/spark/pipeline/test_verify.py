@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ def test_what_differs_is_counted(topics: Topics, topic: str, tmp_path: Path) -> 
         'parsers = ["access"]\n[output]\npath = "out"\n'
     )
     told = command("pipeline", "verify", str(config), "--json")
-    assert told.status == 1 and [(row["missing"], row["twice"]) for row in json.loads(told.out)] == [(3, 1), (1, 1)]
+    assert told.status == 1 and [(row["missing"], row["twice"]) for row in told.json["partitions"]] == [(3, 1), (1, 1)]
 
 
 def test_rows_that_are_lost_at_the_head_are_missing(topics: Topics, topic: str, tmp_path: Path) -> None:
