@@ -962,12 +962,13 @@ def test_a_disk_that_has_become_read_only_is_named_although_nothing_can_be_writt
 ) -> None:
     """As after an error of the disk; what the supervisor has written last says that all is well.
 
-    Method: a mount over the directory, which has no files open for writing, so that the kernel lets it be read-only.
+    Method: a mount over the directory, which the kernel lets be read-only while no file is open for writing through it.
     """
     server = make_appliance()
     directory = server.data_dir
     mount(mounts, "--bind", directory, directory)
-    subprocess.run(["mount", "-o", "remount,ro,bind", directory], check=True)
+    command = ["mount", "-o", "remount,ro,bind", directory]
+    wait_for(lambda: subprocess.run(command, check=False).returncode == 0, "no state to be written at this moment")
     assert run("topics", "create", "web", *at(server)).status == 75
     row = wait_for(lambda: found(server, "DiskReadOnly"), "the disk to be found")
     assert str(directory) in row["what"] and run("health", *at(server)).status == 75
