@@ -737,7 +737,7 @@ def test_who_waits_for_memory_is_named_until_there_is_enough(with_small_arena: S
         assert uploads.named() is None and of_worker(server, "memory_wait_seconds") == 0
         uploads.begin(11)
         row = wait_for(uploads.named, "those that wait to be found")
-        assert re.match(r"[1-9]\d* connections of worker 0 wait for memory", row["what"]), row
+        assert re.match(r"[1-9]\d* connections? of worker 0 waits? for memory", row["what"]), row
         assert "unfinished requests 1." in row["why"], row
         assert of_worker(server, "memory_wait_seconds") > 1, "the alert sees the same"
         remedy = Remedy(row)

@@ -31,7 +31,7 @@ def test_a_role_is_made_given_shown_taken_and_deleted(make_appliance: Callable[.
     succeeding("roles", "revoke", "readers", "alice", *at)
     assert succeeding("acl", "list", "--principal", "User:alice", "--json", *at).json == []
     assert run("roles", "delete", "readers", *at).status == 2, "nobody can be asked"
-    assert "would delete readers, which 1 users had" in succeeding("roles", "delete", "readers", "--dry-run", *at).out
+    assert "would delete readers, which 1 user had" in succeeding("roles", "delete", "readers", "--dry-run", *at).out
     assert succeeding("roles", "delete", "readers", "--yes", "--json", *at).json["users"] == ["CN=bob,O=x"]
     assert succeeding("roles", "list", "--json", *at).json == succeeding("acl", "list", "--json", *at).json == []
 
