@@ -19,7 +19,7 @@ TOPICS = 2_000
 BYTES_OF_TOPIC_MAX = 450
 """Two polls, as pages may still be sent the one before.  Measured: 300."""
 
-FRAMES = 25
+FRAMES = 8
 """Of a call that are looked at: a dict's rows are allocated by msgspec and the standard library, called by ours."""
 
 
