@@ -38,6 +38,8 @@ SHOWN_CHARS = 4_000
 """Of the beginning and of the end of a failure; the summary has all."""
 OF_VIEWS = ("test_view_", "test_forget", "test_reparse", "test_verify")
 """Files in ``tests/spark/pipeline`` whose tests share the second Spark session, with several workers."""
+OF_SOURCES = {f"test_{name}.py" for name in ("attributes", "import_circles", "irreversible_acts", "tidy", "wall_clock")}
+"""Files in ``tests/rules`` that read the syntax trees of all modules: one worker makes them, once."""
 _topics = itertools.count()
 
 
@@ -54,7 +56,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("long") and not LONG:
             item.add_marker(pytest.mark.skip("takes long: LONG=1 make test"))
         chain = "views" if item.path.parent.name == "pipeline" and item.path.name.startswith(OF_VIEWS) else "spark"
-        item.add_marker(pytest.mark.xdist_group(chain if session else str(item.path.relative_to(HERE))))
+        file = item.path.relative_to(HERE)
+        shared = file.parent.name == "rules" and file.name in OF_SOURCES
+        item.add_marker(pytest.mark.xdist_group(chain if session else "sources" if shared else str(file)))
 
 
 def pytest_timeout_set_timer() -> bool | None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
-PACKAGE = Path(__file__).parents[2] / "appliance"
+from .test_tidy import sources, tree
+
 MAKING = {"__init__", "__post_init__", "__new__", "__enter__", "__aenter__", "connection_made"}
 LATER = {
     "ScramServer": "the steps of an exchange, which the protocol orders",
@@ -62,8 +62,8 @@ def of_self(node: ast.AST) -> str:
 def set_later() -> dict[str, set[str]]:
     """By class, the attributes that are not there when an object has been made."""
     classes: dict[str, list[Methods]] = defaultdict(list)
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for _, text in sources():
+        for node in ast.walk(tree(text)):
             if isinstance(node, ast.ClassDef):
                 classes[node.name].append(Methods(node))
 

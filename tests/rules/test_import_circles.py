@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import PurePath
 
-PACKAGE = Path(__file__).parents[2] / "appliance"
+from .test_tidy import sources, tree
 
 Graph = dict[str, set[str]]
 
@@ -14,19 +14,21 @@ Graph = dict[str, set[str]]
 def modules() -> dict[str, ast.Module]:
     """By name; a package by its own, for its ``__init__``."""
     found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text(), str(path))
+    for path, text in sources():
+        parts = ("appliance", *PurePath(path).with_suffix("").parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = tree(text)
     return found
 
 
 def is_for_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def imports(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
     if isinstance(node, ast.Import | ast.ImportFrom):
         yield node
+        return
+    if isinstance(node, ast.expr):  # most nodes, and none has a statement within
         return
     within = node.orelse if isinstance(node, ast.If) and is_for_types(node) else ast.iter_child_nodes(node)
     for child in within:
@@ -47,12 +49,13 @@ def imported(name: str, is_package: bool, node: ast.Import | ast.ImportFrom, kno
 
 def graph() -> Graph:
     trees = modules()
+    known = set(trees)
     packages = {name.rpartition(".")[0] for name in trees}
     return {
         name: {
             target
             for node in imports(tree)
-            for target in imported(name, name in packages, node, set(trees))
+            for target in imported(name, name in packages, node, known)
             if target in trees and target != name
         }
         for name, tree in trees.items()

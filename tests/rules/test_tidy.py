@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import inspect
 import re
 import shlex
@@ -90,8 +91,17 @@ def sources() -> tuple[tuple[str, str], ...]:
 
 
 @cache
+def trees() -> dict[str, ast.Module]:
+    """By the text of a module; whoever reads them changes nothing in them."""
+    gc.disable()  # millions of nodes that stay: looking through them again and again takes longer than parsing
+    try:
+        return {text: ast.parse(text, name) for name, text in sources()}
+    finally:
+        gc.enable()
+
+
 def tree(text: str) -> ast.Module:
-    return ast.parse(text)
+    return trees().get(text) or ast.parse(text)
 
 
 @cache
