@@ -32,9 +32,10 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
                             that nobody will end, and in which; {} without a coordinator
      "retention": {"age": 0, "size": 0, "room": 0},  bytes that it has removed, by reason, since the coordinator's start
      "inputs": {"disk": {"type", "topic", "state", "listen", "addresses", "lines", "bytes", "messages", "refused",
-                         "gaps", "sources", "trouble", "todo", "refusing", "further"}},   since the process of each
-                            began; what it waits for; whom it has refused something in the last 5 minutes; how many
-                            sockets systemd passes beyond one for each of its processes
+                         "gaps", "sources", "trouble", "todo", "refusing", "refused_lately", "further"}},
+                            since the process of each began; what it waits for; whom it has refused something in the
+                            last 5 minutes, and how many lines, requests or connections; how many sockets systemd
+                            passes beyond one for each of its processes
      "trash": {"topics": 0, "bytes": 0},       deleted topics that can be brought back, and their room on the disk
      "host": {"disk": {"size", "free"}, "shm", "processes", "logs", ...},    :class:`.health.host.Host`; see there
      "limits": [{"limit", "process", "value", "in_use", "since", "advice"}],         limits reached now

@@ -556,15 +556,17 @@ PIPELINE_INCOMPLETE = Condition(
     symptom="a table of a pipeline has no newer rows, or nobody is told of its alerts",
     seen="what a pipeline says, in the note of its committed offsets, that it could not do after a commit",
 )
+INPUT_REFUSALS_MIN: Final = 10
+"""Refusals in 5 minutes that are a condition: a sender that is set up wrongly comes to it, one bad line does not."""
 INPUT_REFUSES = Condition(
     *("InputRefuses", WARNING, "inputs", "mend the sender that is named; the input takes what others send"),
     rule=AlertRule(
-        "increase(appliance_input_refused_total[5m]) > 100",
+        f"appliance_input_refused_lately >= {INPUT_REFUSALS_MIN}",
         "5m",
         "input {{ $labels.input }} of {{ $labels.instance }} refuses what is sent",
     ),
     symptom="lines of one sender do not come",
-    seen="what the inputs have refused in the last 5 minutes",
+    seen=f"{INPUT_REFUSALS_MIN} or more lines, requests or connections that an input has refused in 5 minutes",
 )
 ALERTS_UNDELIVERED = Condition(
     *("AlertsUndelivered", WARNING, "alerts-without-prometheus"),

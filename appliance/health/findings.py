@@ -283,8 +283,15 @@ def _inputs(seen: Seen) -> Iterator[Finding]:
         _finding(conditions.INPUT_WAITS, f"input {name} waits", row["trouble"], row["todo"]) for name, row in waiting
     ]
     yield from _bounded(findings, "inputs wait")
-    refusing = [(name, row) for name, row in seen.state.get("inputs", {}).items() if row["refusing"]]
-    findings = [_finding(conditions.INPUT_REFUSES, f"input {name} refuses", row["refusing"]) for name, row in refusing]
+    findings = [
+        _finding(
+            conditions.INPUT_REFUSES,
+            f"input {name} refuses what is sent",
+            f"{row['refused_lately']:,} times in the last 5 minutes; the last was {row['refusing']}",
+        )
+        for name, row in seen.state.get("inputs", {}).items()
+        if row["refused_lately"] >= conditions.INPUT_REFUSALS_MIN
+    ]
     yield from _bounded(findings, "inputs refuse what is sent")
 
 

@@ -62,8 +62,8 @@ GAP: Final = "gap"
 REFUSED: Final = "refused"
 """Kinds of :class:`.positions.Told`."""
 TROUBLE_S: Final = 60
-REFUSING_S: Final = 300
-"""How long a refusal is shown."""
+REFUSING_MINUTES: Final = 5
+"""How long a refusal is shown, and counts as one of lately."""
 TROUBLES_MAX: Final = 50
 """Reasons that are in the log in a minute: some name what a sender has sent, such as an application."""
 TROUBLE_CHARS_MAX: Final = 500
@@ -144,6 +144,7 @@ class Ledger:
         self._trouble_source = 0
         """The source whose trouble the stats have; 0: the input itself."""
         self._trouble_ends_s = self._refusing_ends_s = math.inf
+        self._refused_by_minute: Counter[int] = Counter()  # of the last REFUSING_MINUTES
 
     def _take_told(self) -> None:
         """What an earlier process has told, and not published."""
@@ -187,7 +188,12 @@ class Ledger:
             self._stats = msgspec.structs.replace(self._stats, trouble="")
         if now_s >= self._refusing_ends_s:
             self._stats = msgspec.structs.replace(self._stats, refusing="")
-        return msgspec.structs.replace(self._stats, trouble=self._stats.trouble or self._unread)
+        self._forget_refusals(int(now_s) // 60)
+        return msgspec.structs.replace(
+            self._stats,
+            trouble=self._stats.trouble or self._unread,
+            refused_lately=self._refused_by_minute.total(),
+        )
 
     def note_gap(
         self,
@@ -236,14 +242,22 @@ class Ledger:
         of_source = self._refused.setdefault(key, Counter())
         of_source[reason] += lines
         self._store.note_told(Told(*key, REFUSED, reason, b"%d" % of_source[reason]))
-        self.note_turned_away(sender or source, told or reason)
+        self.note_turned_away(sender or source, told or reason, lines)
 
-    def note_turned_away(self, source: str, reason: str) -> None:
+    def note_turned_away(self, source: str, reason: str, times: int = 1) -> None:
         """What is wrong with one sender, or too much of it: the input takes what others send."""
         source, reason = shown_name(source), shown_name(reason)
         self._stats = msgspec.structs.replace(self._stats, refusing=f"{source}: {reason}"[:TROUBLE_CHARS_MAX])
-        self._refusing_ends_s = now_ms() / 1000 + REFUSING_S
+        now_s = now_ms() / 1000
+        self._refusing_ends_s = now_s + REFUSING_MINUTES * 60
+        minute = int(now_s) // 60
+        self._forget_refusals(minute)
+        self._refused_by_minute[minute] += times
         self._log(source, "is refused", reason)
+
+    def _forget_refusals(self, minute: int) -> None:
+        for old in [old for old in self._refused_by_minute if old <= minute - REFUSING_MINUTES]:
+            del self._refused_by_minute[old]
 
     def note_trouble(self, number: int, source: str, reason: str, *, lasting_s: float = math.inf) -> None:
         """What keeps a source waiting: a line in the log each minute, for each reason.

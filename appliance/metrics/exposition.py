@@ -140,6 +140,9 @@ class ReadingCollector(Collector):
                      [([name], bool(row["trouble"])) for name, row in inputs.items()])  # fmt: skip
         yield _gauge("input_refuses", "1 for 5 minutes after an input has refused a sender.", ["input"],
                      [([name], bool(row["refusing"])) for name, row in inputs.items()])  # fmt: skip
+        about = "Lines, requests and connections that an input has refused in the last 5 minutes."
+        yield _gauge("input_refused_lately", about, ["input"],
+                     [([name], row["refused_lately"]) for name, row in inputs.items()])  # fmt: skip
         yield _gauge("input_sources", "Files, or senders, of an input.", ["input"],
                      [([name], row["sources"]) for name, row in inputs.items()])  # fmt: skip
         for key, about in INPUT_COUNTERS.items():

@@ -493,7 +493,8 @@ class Judged(ProcessMessage):
 class InputStats(ProcessMessage):
     """Counted since its process began.
 
-    ``trouble``: what it waits for, "" while it waits for nothing; ``refusing``: whom it has refused something lately.
+    ``trouble``: what it waits for, "" while it waits for nothing; ``refusing``: whom it has refused something lately,
+    and ``refused_lately``: how many lines, requests or connections.
     """
 
     lines: int = 0
@@ -504,6 +505,7 @@ class InputStats(ProcessMessage):
     sources: int = 0
     trouble: str = ""
     refusing: str = ""
+    refused_lately: int = 0
 
 
 # ---- the coordinator

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ import pytest
 from appliance.addresses import parse_addresses
 from appliance.client import Producer
 from appliance.health import bad_days
-from appliance.health.conditions import CONDITIONS, DIES_AGAIN, LAG_S
+from appliance.health.conditions import CONDITIONS, DIES_AGAIN, INPUT_REFUSALS_MIN, LAG_S
 from appliance.log.files import COMPACTED_SUFFIX, log_path
 from appliance.records.encode import encode_values
 from appliance.wire import native
@@ -380,15 +380,23 @@ def pipe_among_files(server: Server) -> Iterator[None]:
 
 
 @contextmanager
-def one_bad_post(server: Server) -> Iterator[None]:
-    """One sender is wrong: the input does not wait, and takes what others send."""
+def bad_posts(server: Server) -> Iterator[None]:
+    """One sender is wrong: the input does not wait, and takes what others send.  One bad request is no condition."""
     row = wait_for(lambda: server.state["inputs"]["b"]["addresses"], "the input to listen")
-    for path, body, status in (("/_bulk", b"no index\n", 400), ("/", b"a line\n", 200)):
-        with closing(http.client.HTTPConnection(row[0].rpartition("/")[2], timeout=60)) as connection:
-            connection.request("POST", path, body)
-            assert connection.getresponse().status == status
+    bad, good = ("/_bulk", b"no index\n", 400), ("/", b"a line\n", 200)
+    _post_each(row[0], [bad, good])
+    wait_for(lambda: server.state["inputs"]["b"]["refused_lately"] == 1, "the refusal to be told")
+    assert found(server, "InputRefuses") is None
+    _post_each(row[0], [bad] * (INPUT_REFUSALS_MIN - 1))
     assert server.state["inputs"]["b"]["trouble"] == ""
     yield
+
+
+def _post_each(address: str, requests: Sequence[tuple[str, bytes, int]]) -> None:
+    for path, body, status in requests:
+        with closing(http.client.HTTPConnection(address.rpartition("/")[2], timeout=60)) as connection:
+            connection.request("POST", path, body)
+            assert connection.getresponse().status == status
 
 
 def remove_it(server: Server, row: Row, remedy: Remedy) -> None:
@@ -544,7 +552,7 @@ class Case(NamedTuple):
 CASES = {
     "GroupLags": Case(lagging, "group reports lags by 10,001 messages", read_on),
     "InputWaits": Case(pipe_among_files, "x.log: is no regular file", remove_it),
-    "InputRefuses": Case(one_bad_post, "input b refuses", passes=True),
+    "InputRefuses": Case(bad_posts, "input b refuses", passes=True),
     "DiskFillsUp": Case(filling, "the disk is full in"),
     "ZooKeeperAway": Case(without_quorum, "no quorum", continue_it),
     "ClientsRefused": Case(refusing, "clients are refused: certificate", passes=True),

@@ -196,6 +196,21 @@ def test_trouble_has_a_line_a_minute_for_each_reason_however_many_a_sender_makes
     assert lines == ["10.0.0.7 waits: no topic", "10.0.0.7 waits: no topic (2 times more in the last minute)"]
 
 
+def test_refusals_count_for_five_minutes(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ms = 600_000.0
+    monkeypatch.setattr(module, "now_ms", lambda: now_ms)
+    ledger.note_refused(0, "10.0.0.7", "malformed", 7)
+    now_ms += 60_000
+    ledger.note_turned_away("10.0.0.8", "not in allow")
+    assert (ledger.stats().refused, ledger.stats().refused_lately) == (7, 8)
+    now_ms += 239_999
+    assert ledger.stats().refused_lately == 8
+    now_ms += 1
+    assert ledger.stats().refused_lately == 1 and ledger.stats().refusing == "10.0.0.8: not in allow"
+    now_ms += 60_000
+    assert (ledger.stats().refused, ledger.stats().refused_lately, ledger.stats().refusing) == (7, 0, "")
+
+
 def test_a_source_whose_name_is_no_utf_8_has_rows_with_its_bytes_escaped(tmp_path: Path, topic: Topic) -> None:
     name = "/logs/b\udcff.log"
     store = PositionStore(tmp_path / "positions")

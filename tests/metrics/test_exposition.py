@@ -45,7 +45,13 @@ STATE: dict[str, Any] = {
     "refusals": {"throttled": 4},
     "retention": {"size": 6},
     "inputs": {
-        "disk": {"state": "running", "trouble": "topic disk: the disk is full", "refusing": "", "sources": 3}
+        "disk": {
+            "state": "running",
+            "trouble": "topic disk: the disk is full",
+            "refusing": "",
+            "sources": 3,
+            "refused_lately": 4,
+        }
         | {"lines": 10, "bytes": 900, "messages": 9, "refused": 2, "gaps": 1},
     },
     "clock": {"jump_ms": -5_000, "believed": 9, "kept_bytes": 0},
