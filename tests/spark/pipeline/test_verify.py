@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -18,6 +19,10 @@ from ...support.command_line import run as command
 from ...support.pipelines import access, fill, places, rows, settings
 from ...support.topics import Topics
 from .test_pipeline_source import run
+
+VIEW_ROWS = pa.table(
+    {"start": pa.array([0], pa.timestamp("us", "UTC")), "n": [1], "date": ["1970-01-01"]},
+)
 
 
 def written(topics: Topics, topic: str, base: Path, **more: Any) -> Settings:
@@ -61,6 +66,24 @@ def test_what_differs_is_counted(topics: Topics, topic: str, tmp_path: Path) -> 
     )
     told = command("pipeline", "verify", str(config), "--json")
     assert told.status == 1 and [(row["missing"], row["twice"]) for row in told.json["partitions"]] == [(3, 1), (1, 1)]
+
+
+def test_a_damaged_view_is_told_beside_equal_partitions(topics: Topics, topic: str, tmp_path: Path) -> None:
+    (tmp_path / "views").mkdir()
+    (tmp_path / "views/v.sql").write_text("-- window: 1h\nselect start, count(*) as n from events group by all")
+    written(topics, topic, tmp_path)
+    write_deltalake(str(tmp_path / "out/views/v"), VIEW_ROWS, partition_by=["date"])
+    config = tmp_path / "p.toml"
+    config.write_text(
+        f'[pipeline]\nname = "{topic}"\nbootstrap = "{topics.server.native}"\n[[source]]\ntopics = ["{topic}"]\n'
+        'parsers = ["access"]\n[output]\npath = "out"\n[views]\npath = "views"\n'
+    )
+    told = command("pipeline", "verify", str(config), "--json")
+    assert told.status == 0 and [row["fault"] for row in told.json["views"]] == [""], told
+    (file,) = (tmp_path / "out/views/v").glob("date=*/*.parquet")
+    file.unlink()
+    told = command("pipeline", "verify", str(config))
+    assert told.status == 1 and f"{file} is gone: `appliance pipeline rebuild CONFIG.toml v`" in told.out, told
 
 
 def test_rows_that_are_lost_at_the_head_are_missing(topics: Topics, topic: str, tmp_path: Path) -> None:
