@@ -16,7 +16,8 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
      "faults": [{"role", "reason", "todo"}],      why a process cannot start, and what to do
      "zookeeper": {"connect": "…", "state": "connected"},
      "cluster": {"leaderless": [{"broker", "host", "partitions", "names", "since"}], "rival": {...} or null,
-                 "offsets_lost": {"at", "count", "groups": {group: [topic]}, "local"} or null},     {} at first
+                 "offsets_lost": {"at", "count", "groups": {group: [topic]}, "cluster", "found", "local"} or null},
+                                                  {} at first
      "tls": {"error", "files": [{"key", "file", "expires"}]},   certificates; error: why newer files are not used
      "processes": [{"role", "pid", "started", "restarts", "partition"?, "topic"?}],
      "refused": [{"action", "waiting", "since", "attempts", "reason", "limit"}],   what the machine refuses now

@@ -383,7 +383,12 @@ def _offsets_lost(seen: Seen, lost: Mapping[str, Any]) -> Finding:
     first, topics = groups[0], lost["groups"][groups[0]]
     count = counted(lost["count"], "group")
     what = f"ZooKeeper has lost the committed offsets of {count}: {_listed(groups, lost['count'])}"
-    why = f"{_ago(seen, lost['at'])} ago its data were gone; {first} read {_listed(topics)}"
+    ago = _ago(seen, lost["at"])
+    if lost["found"]:
+        why = f"{ago} ago it had the data of cluster {lost['found']}, not of {lost['cluster']} as before"
+    else:
+        why = f"{ago} ago its data were gone"
+    why += f"; {first} read {_listed(topics)}"
     reset = seen.command(
         "groups", "reset", first, "--topic", topics[0] if topics else "TOPIC", "--to", "latest", "--new"
     )
@@ -391,6 +396,8 @@ def _offsets_lost(seen: Seen, lost: Mapping[str, Any]) -> Finding:
     if seen.at[:1] == ("--data",) and lost["local"]:
         here = shlex.quote(f"{seen.at[1]}/zookeeper")
         restore = f"stop it, `rm -r {here}`, `cp -a BACKUP/zookeeper {here}`, start it"
+    elif lost["found"] and not lost["local"]:
+        restore = f"if zookeeper.connect names another ensemble than before, name that of cluster {lost['cluster']}"
     else:
         restore = "restore the data of the ensemble, and start it again"
     todo = f"{restore}; without a backup, of each group: {reset}, or {delete} if nobody needs it"

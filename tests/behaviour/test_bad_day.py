@@ -1238,8 +1238,9 @@ def test_an_earlier_life_of_ones_own_is_waited_for(tmp_path: Path) -> None:
             assert "has this id" not in restored.log() and " error " not in restored.log().lower(), restored.log()
 
 
-@pytest.mark.parametrize("way", ["restored", "deleted"])
+@pytest.mark.parametrize("way", ["restored", "deleted", "foreign"])
 def test_offsets_that_zookeeper_has_lost(tmp_path: Path, way: str) -> None:
+    """``foreign``: the ensemble has the data of another cluster, which is something else than none."""
     with Server(tmp_path / "data", **{"zookeeper.nodes": 1, "disk.check_ms": 200}) as server:
         server.wait_for_zookeeper()
         succeeding("topics", "create", "web", *at(server))
@@ -1249,15 +1250,20 @@ def test_offsets_that_zookeeper_has_lost(tmp_path: Path, way: str) -> None:
         known = server.data_dir / "groups.json"
         wait_for(lambda: known.exists() and b"reports" in known.read_bytes(), "the groups to be noted")
         succeeding("backup", str(tmp_path / "backup"), *at(server))
+        cluster = json.loads((server.data_dir / "catalog.json").read_text())["cluster"]
         server.stop()
         shutil.rmtree(server.data_dir / "zookeeper")
+        if way == "foreign":
+            put_another_ensemble(tmp_path, server.data_dir / "zookeeper")
         server.start()
         row = wait_for(lambda: found(server, "OffsetsLost"), "the loss to be found")
         assert "of 2 groups: audit, reports" in row["what"] and "audit read web" in row["why"], row
+        assert ("its data were gone" in row["why"]) == (way != "foreign"), row
+        assert (f"not of {cluster} as before" in row["why"]) == (way == "foreign"), row
         assert row["exit_status"] == 74
         wait_for(lambda: agree(server), "all judges to agree")
         remedy = Remedy(row, {"BACKUP": tmp_path / "backup"})
-        if way == "restored":
+        if way != "deleted":
             server.stop()
             remedy.run("rm -r")
             remedy.run("cp -a")
@@ -1268,7 +1274,15 @@ def test_offsets_that_zookeeper_has_lost(tmp_path: Path, way: str) -> None:
             Remedy(found(server, "OffsetsLost") or row).run("appliance groups reset reports")
         ends(server, "OffsetsLost")
         left = {one["group"] for one in succeeding("groups", "list", "--json", *at(server)).json}
-        assert left == {"audit", "reports"} if way == "restored" else left == {"reports"}
+        assert left == ({"reports"} if way == "deleted" else {"audit", "reports"})
+
+
+def put_another_ensemble(tmp_path: Path, place: Path) -> None:
+    with Server(tmp_path / "other", **{"zookeeper.nodes": 1}) as other:
+        other.wait_for_zookeeper()
+        succeeding("topics", "create", "elsewhere", *at(other))
+        other.stop()
+        shutil.copytree(other.data_dir / "zookeeper", place, symlinks=True)
 
 
 def test_partitions_of_another_broker(tmp_path: Path) -> None:

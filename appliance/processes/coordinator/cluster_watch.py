@@ -4,7 +4,7 @@
 
     leaderless     [{"broker", "host", "partitions", "names", "since"}]      brokers that lead partitions, and are away
     rival          {"broker", "host", "native", "since"} | null              who else has our broker.id, for long
-    offsets_lost   {"at", "count", "groups", "local"} | null                 see :mod:`.known_groups`
+    offsets_lost   {"at", "count", "groups", "cluster", "found", "local"} | null   see :mod:`.known_groups`
 """
 
 from __future__ import annotations

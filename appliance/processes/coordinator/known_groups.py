@@ -6,11 +6,12 @@ Nobody would know.  So the file ``groups.json`` in the data directory has the gr
 cluster that they were in::
 
     {"version": 1, "cluster": "5f0c…", "groups": {"reports": ["web"]},
-     "lost": {"at": 1763800000.0, "groups": {"reports": ["web"]}} | null}
+     "lost": {"at": 1763800000.0, "groups": {"reports": ["web"]}, "cluster": "5f0c…", "found": ""} | null}
 
-ZooKeeper without the id of the cluster (``zookeeper/cluster_identity.py``), or with another one, has lost them.  A lost
-group is forgotten once it has offsets again, because its ensemble was restored, because it has committed, or because a
-person has set or deleted them.
+ZooKeeper without the id of the cluster (``zookeeper/cluster_identity.py``), or with another one, has lost them:
+``lost`` has the ``cluster`` that the groups were in, and the one that was ``found``, "" for none.  A lost group is
+forgotten once it has offsets again, because its ensemble was restored, because it has committed, or because a person
+has set or deleted them.
 
 Bounds: GROUPS_MAX groups, the first by name; members of native groups commit by themselves, so a new one is known after
 the next check of all groups (:mod:`.expiry`).
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 class _Lost(msgspec.Struct):
     at: float
     groups: dict[str, list[str]]
+    cluster: str = ""
+    found: str = ""
 
 
 class _File(msgspec.Struct):
@@ -76,7 +79,7 @@ class KnownGroups:
             *(len(file.groups), file.cluster, stored or "empty"),
         )
         earlier = file.lost.groups if file.lost is not None else {}
-        self._store(_File(lost=_Lost(self._clock_s(), earlier | file.groups)))
+        self._store(_File(lost=_Lost(self._clock_s(), earlier | file.groups, file.cluster, stored)))
 
     def note(self, cluster: str, topics: Mapping[str, Collection[str]]) -> None:
         """Note the groups that have committed offsets now, with their topics."""
@@ -86,7 +89,7 @@ class KnownGroups:
         lost = self._file.lost
         if lost is not None:
             still_lost = {group: names for group, names in lost.groups.items() if group not in groups}
-            lost = _Lost(lost.at, still_lost) if still_lost else None
+            lost = msgspec.structs.replace(lost, groups=still_lost) if still_lost else None
         self._store(_File(VERSION, cluster, groups, lost))
 
     def forget(self, group: str) -> bool:
@@ -95,17 +98,21 @@ class KnownGroups:
         if lost is None or group not in lost.groups:
             return False
         still_lost = {name: topics for name, topics in lost.groups.items() if name != group}
-        self._store(msgspec.structs.replace(self._file, lost=_Lost(lost.at, still_lost) if still_lost else None))
+        left = msgspec.structs.replace(lost, groups=still_lost) if still_lost else None
+        self._store(msgspec.structs.replace(self._file, lost=left))
         return True
 
     @property
     def lost(self) -> dict[str, Any] | None:
-        """For status: when groups were lost, how many, and the first of them with their topics."""
+        """For status: when groups were lost, how many, the first of them with their topics, and their cluster."""
         lost = self._file.lost
         if lost is None:
             return None
         shown = {group: lost.groups[group] for group in sorted(lost.groups)[:SHOWN_MAX]}
-        return {"at": lost.at, "count": len(lost.groups), "groups": shown}
+        return {
+            **{"at": lost.at, "count": len(lost.groups), "groups": shown},
+            **{"cluster": lost.cluster, "found": lost.found},
+        }
 
     def _store(self, file: _File) -> None:
         if file == self._file:
