@@ -1270,7 +1270,7 @@ def test_offsets_that_zookeeper_has_lost(tmp_path: Path, way: str) -> None:
             server.start()
         else:
             remedy.run("appliance groups delete")
-            wait_for(lambda: "1 groups: reports" in (found(server, "OffsetsLost") or row)["what"], "one to be left")
+            wait_for(lambda: "1 group: reports" in (found(server, "OffsetsLost") or row)["what"], "one to be left")
             Remedy(found(server, "OffsetsLost") or row).run("appliance groups reset reports")
         ends(server, "OffsetsLost")
         left = {one["group"] for one in succeeding("groups", "list", "--json", *at(server)).json}
