@@ -15,6 +15,7 @@ from .errors import ApplianceError, BadValue, DiskFull, FileNotPermitted, Storag
 
 MODULES: Final = ("_internal", "pyarrow.lib", "pyiceberg.exceptions", "_duckdb", "sqlalchemy.exc")
 """Where the libraries define their errors.  The first one is what delta-rs calls its own."""
+ARROWS_ERRORS: Final = (OSError, FileNotFoundError, PermissionError, FileExistsError)
 CHARACTERS_MAX: Final = 400
 OTHER_WRITERS: Final = ("CommitFailedError", "CommitFailedException", "WaitingForLockException")
 _OTHER_WRITER = re.compile(r"database is locked")
@@ -68,5 +69,7 @@ def told_of(table: str = "", damaged: str = RESTORE) -> Iterator[None]:
 def _of_library(error: Exception) -> bool:
     if isinstance(error, OSError):
         # Of the system they have a file's name, or a number; Arrow gives the number, with its own words before it.
-        return error.filename is None and (error.errno is None or "[errno " in str(error).removeprefix("[Errno"))
+        # Kinds that Arrow does not raise, as TimeoutError and what the standard library derives, have neither.
+        is_arrows = error.filename is None and (error.errno is None or "[errno " in str(error).removeprefix("[Errno"))
+        return is_arrows and type(error) in ARROWS_ERRORS
     return any(cls.__module__ in MODULES for cls in type(error).__mro__)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import duckdb
 import pyarrow as pa
@@ -115,7 +117,13 @@ def test_a_closed_file_is_no_damage(table: str) -> None:
         OutputFiles(parse({"pipeline": {"name": "p"}, "output": {"path": table}}, Path(table)).output).delta_table("")
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), KeyError("x"), OSError(28, "No space left", "/f"), BadValue("x")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(ValueError("x"), KeyError("x"), OSError(28, "No space left", "/f"), BadValue("x")),
+        *(TimeoutError("timed out"), ConnectionRefusedError(111, "refused"), URLError("x"), shutil.Error("x")),
+    ],
+)
 def test_what_is_none_of_theirs_stays(error: Exception) -> None:
     assert table_fault(error) is None
 
