@@ -700,7 +700,8 @@ class GroupMachine(RuleBasedStateMachine):
         if not live:
             return True  # nobody asks for the group: what the dead had may stay as long as a broker that had it
         expected = group_assignment(live, {name: range(size) for name, size in self.world.sizes.items()})
-        if self.owners() != {part: tuple(stream) for part, stream in expected.items()}:
+        owners = {part: (owner.member, owner.stream) for part, owner in self.owners().items()}
+        if owners != {part: tuple(stream) for part, stream in expected.items()}:
             return False
         if sorted(self.world.tree.run(GroupRegistry().members(GROUP))) != sorted(live):
             return False

@@ -70,7 +70,7 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path, tables: dict
         ({"input": {"trigger_bytes": "lots"}}, "input.trigger_bytes = 'lots': a whole number"),
         ({"input": {"trigger_ms": "5 fortnights"}}, "a whole number, with one of ms s"),
         ({"output": {}}, "path"),
-        ({"source": []}, "length >= 1"),
+        ({"source": []}, "source: must not be empty"),
         ({"source": [{"topics": ["t", "t"], "parsers": ["plain"]}]}, "two sources"),
         ({"audit": {"topic": "t"}}, "feed itself"),
         ({"parser": {"x": {"kind": "regex"}}}, "parser.x: a pattern"),
