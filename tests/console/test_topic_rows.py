@@ -7,7 +7,6 @@ import gc
 import tracemalloc
 from pathlib import Path
 
-import appliance
 from appliance.catalog import FILE_NAME, Catalog, Topic
 from appliance.console.observer import Poller
 from appliance.metrics.looks import Look
@@ -15,18 +14,11 @@ from appliance.metrics.readings import NO_COUNTS, of_status
 from appliance.names import TopicPartition
 from appliance.status import NOTHING
 
+from ..support.measures import FRAMES, kept_by_appliance
+
 TOPICS = 2_000
 BYTES_OF_TOPIC_MAX = 450
 """Two polls, as pages may still be sent the one before.  Measured: 300."""
-
-FRAMES = 8
-"""Of a call that are looked at: a dict's rows are allocated by msgspec and the standard library, called by ours."""
-
-
-def kept_by_appliance() -> int:
-    """Bytes that our code has allocated and not freed, and not what other threads of the suite have meanwhile."""
-    ours = tracemalloc.Filter(True, f"{Path(appliance.__file__).parent}/*", all_frames=True)
-    return sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([ours]).traces)
 
 
 def test_each_topic_takes_little_memory_and_an_idle_one_costs_no_new_row(tmp_path: Path) -> None:

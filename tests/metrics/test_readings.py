@@ -13,6 +13,8 @@ from appliance.names import TopicPartition
 from appliance.shared import memory
 from appliance.shared.table import ROWS, TABLE_BYTES, SegmentTable
 
+from ..support.measures import FRAMES, kept_by_appliance
+
 
 def test_who_reads_ten_thousand_tables_keeps_no_copies_of_them(tmp_path: Path) -> None:
     """Less than a fifth of a table's own head for each, and the same object as long as nothing has changed."""
@@ -23,10 +25,10 @@ def test_who_reads_ten_thousand_tables_keeps_no_copies_of_them(tmp_path: Path) -
             with mapped, memoryview(mapped).cast("Q") as cells:
                 SegmentTable(cells).publish([0], 0, 1_000 + number, 10)
         reader = TablesReader()
-        tracemalloc.start()
+        tracemalloc.start(FRAMES)
         try:
             first = dict(reader.read(tables, os.getpid()))
-            kept = tracemalloc.get_traced_memory()[0] / len(tables)
+            kept = kept_by_appliance() / len(tables)
         finally:
             tracemalloc.stop()
         assert kept < 8 * ROWS / 5, f"{kept:.0f} bytes for each; its head has {8 * ROWS}"
