@@ -39,6 +39,7 @@ class OfferedSubscription(NamedTuple):
     topics: tuple[str, ...]
     owned: tuple[TopicPartition, ...]
     rack: str | None
+    user_data: bytes = b""
 
 
 def decode_subscription(data: bytes) -> OfferedSubscription:
@@ -48,18 +49,20 @@ def decode_subscription(data: bytes) -> OfferedSubscription:
         topics, position = _topics(data, _I16.size)
         owned: tuple[TopicPartition, ...] = ()
         rack = None
-        _, position = _user_data(data, position)
+        user_data, position = _user_data(data, position)
         if version >= 1:
             owned, position = _partitions(data, position)
         if version >= RACK_FROM and data[position + _I32.size :][:2] != b"\xff\xff":
             rack, _ = _string(data, position + _I32.size)
     except (struct.error, ValueError) as error:
         raise BadValue(f"no subscription of a consumer: {error}") from None
-    return OfferedSubscription(topics, owned, rack)
+    return OfferedSubscription(topics, owned, rack, user_data)
 
 
-def decode_assignment(data: bytes) -> tuple[TopicPartition, ...]:
+def decode_assignment(data: bytes, said: bytes = b"") -> tuple[TopicPartition, ...]:
     """The partitions; none for b"".
+
+    ``said``: the user data of the member's own subscription, which leaders with librdkafka send back to it.
 
     Raises:
         BadValue: it is no assignment, or an assignor of its own has put more into it than partitions.
@@ -71,7 +74,7 @@ def decode_assignment(data: bytes) -> tuple[TopicPartition, ...]:
         more, _ = _user_data(data, position)
     except (struct.error, ValueError) as error:
         raise BadValue(f"no assignment of a consumer: {error}") from None
-    if more:
+    if more not in (b"", said):
         raise BadValue("the assignor of its members tells them more than their partitions")
     return partitions
 

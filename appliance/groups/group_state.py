@@ -464,7 +464,8 @@ def _owes_a_join(subscription: bytes, assignment: bytes) -> bool:
     It gives them up and joins again, and with that generation others get them.
     """
     try:
-        return not set(decode_subscription(subscription).owned) <= set(decode_assignment(assignment))
+        offered = decode_subscription(subscription)
+        return not set(offered.owned) <= set(decode_assignment(assignment, offered.user_data))
     except BadValue:  # of another protocol type, or of an assignor of its own
         return False
 

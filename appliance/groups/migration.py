@@ -104,12 +104,16 @@ def to_consumer(snapshot: ClassicSnapshot, topics: Mapping[str, Topic]) -> Consu
     """
     if snapshot.protocol_type != TYPE:
         raise BadValue(f"its members are of the type {snapshot.protocol_type!r}")
-    assigned = {member.id: _parts(decode_assignment(member.assignment), topics) for member in snapshot.members}
+    offered = {member.id: decode_subscription(_offer(member, snapshot.protocol)) for member in snapshot.members}
+    assigned = {
+        member.id: _parts(decode_assignment(member.assignment, offered[member.id].user_data), topics)
+        for member in snapshot.members
+    }
     owners = {part: member_id for member_id, parts in assigned.items() for part in parts}
     epoch = snapshot.generation
     members = []
     for stored in snapshot.members:
-        subscription = decode_subscription(_offer(stored, snapshot.protocol))
+        subscription = offered[stored.id]
         revoking = [part for part in _parts(subscription.owned, topics) if part not in owners]
         owners |= dict.fromkeys(revoking, stored.id)
         member = ConsumerMember(

@@ -16,6 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from appliance.catalog import Topic
 from appliance.errors import BadValue
 from appliance.groups.assignors import IdAndNumber, Subscriber, TopicParts, assign_uniformly
 from appliance.groups.consumer_group import LEAVE, Beaten, TopicsView
@@ -29,7 +30,7 @@ from appliance.groups.consumer_protocol import (
 from appliance.groups.membership import ClassicGroups
 from appliance.groups.messages import Join, Joined, Limits, MemberReply, Metadata, Sync, Synced
 from appliance.groups.migration import Migration, to_consumer
-from appliance.groups.snapshots import ClassicSnapshot, decode, encode
+from appliance.groups.snapshots import ClassicMember, ClassicSnapshot, decode, encode
 from appliance.wire.kafka.codes import Code
 
 from .test_consumer_groups import REBALANCE_MS, Simulated, a_beat, topics
@@ -460,6 +461,20 @@ def test_a_static_member_that_comes_back_causes_the_rebalance_that_it_owed() -> 
 
 Changing.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestClientsThatChangeTheirProtocol = Changing.TestCase
+
+
+def test_what_a_leader_with_librdkafka_sends_back_to_each_member_is_nothing_that_an_assignor_tells() -> None:
+    """The user data of the member's own subscription, which its sticky assignor has put there."""
+    sticky = struct.pack(">i", 3) + b"own"
+    subscription = struct.pack(">hih", 0, 1, 1) + b"a" + sticky
+    assignment = encode_assignment([("a", 0)])[:-4] + sticky
+    member = ClassicMember("m", None, "c", "/h", 1_000, 1_000, (("sticky", subscription),), assignment)
+    there = {"a": Topic("a", {0: [0]}, {}, "0" * 32)}
+    (moved,) = to_consumer(ClassicSnapshot(1, TYPE, "sticky", "m", (member,)), there).members
+    assert [part for part, _ in moved.assigned] == [("0" * 32, 0)]
+    assert decode_subscription(subscription).user_data == b"own"
+    with pytest.raises(BadValue, match="more than their partitions"):
+        decode_assignment(assignment, b"other")
 
 
 def test_a_group_whose_assignor_tells_more_than_partitions_stays() -> None:
