@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -14,9 +16,6 @@ from .asking import DryRunOption, YesOption, confirm, how_many
 from .known_names import names_of
 from .live_names import complete_groups, complete_topics
 from .target import ConnectOption, DataOption, JsonOption, cluster
-
-if TYPE_CHECKING:
-    from ..client.cluster_client import Cluster
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -101,7 +100,8 @@ def add(
             rules.append(rule | {"pattern": "Prefixed" if prefixed and name != CLUSTER_NAME else "Literal"})
     with cluster(data, connect) as asked:
         asked.admin("add_acls", {"acls": rules})
-        notes = [note for resource, name in named if (note := _not_there(asked, resource, name, prefixed=prefixed))]
+        known = functools.cache(functools.partial(names_of, asked))  # asked once, however many names there are
+        notes = [note for resource, name in named if (note := _not_there(known, resource, name, prefixed=prefixed))]
     output.remark(f"added {units.counted(len(rules), 'rule')}:")
     _print(rules, as_json)
     for note in dict.fromkeys(notes):
@@ -182,7 +182,7 @@ def delete(
     _print(rows, as_json)
 
 
-def _not_there(asked: Cluster, resource: ResourceType, name: str, *, prefixed: bool) -> str:
+def _not_there(known: Callable[[str], list[str]], resource: ResourceType, name: str, *, prefixed: bool) -> str:
     """Says so if a rule is about a topic or group that there is not; "" where that cannot be known.
 
     Such a rule is right before the first message comes, and else a typing error that nothing else would show.
@@ -191,12 +191,12 @@ def _not_there(asked: Cluster, resource: ResourceType, name: str, *, prefixed: b
     if verb is None or name == ANY:
         return ""
     try:
-        there = names_of(asked, verb)
+        there = known(verb)
     except ApplianceError:
         return ""
     kind = word(resource).lower()
     if prefixed:
-        found = any(known.startswith(name) for known in there)
+        found = any(one.startswith(name) for one in there)
         return "" if found else f"no {kind} begins with {name!r} yet: the rule applies to those that are made"
     return "" if name in there else f"there is no {kind} {name!r} yet: the rule applies when it is made"
 

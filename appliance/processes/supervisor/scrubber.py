@@ -255,9 +255,8 @@ class Scrubber:
         table_name: str = state["tables"].get(name, "")
         return table_name
 
-    def _read_table(self, name: str, read: Callable[[SegmentTable], T]) -> T | None:
-        """What ``read`` makes of the table of a partition; None when it is not served."""
-        table_name = self._table_name(name)
+    def _read_table(self, table_name: str, read: Callable[[SegmentTable], T]) -> T | None:
+        """What ``read`` makes of a table; None when it is gone, or the name is ""."""
         if not table_name:
             return None
         try:
@@ -267,16 +266,17 @@ class Scrubber:
         except (OSError, WriterGone):
             return None
 
-    def _snapshot(self, name: str) -> TableSnapshot | None:
-        """What is readable of a partition; None when it is not served."""
-        return self._read_table(name, SegmentTable.snapshot)
+    def _snapshot(self, table_name: str) -> TableSnapshot | None:
+        """What is readable of the partition with this table; None when that is gone, or the name is ""."""
+        return self._read_table(table_name, SegmentTable.snapshot)
 
-    def _records(self, name: str, end: int) -> int | None:
-        """The records of a partition up to the high watermark, if that is ``end``."""
-        return self._read_table(name, lambda table: table.records if table.high_watermark == end else None)
+    def _records(self, table_name: str, end: int) -> int | None:
+        """The records of the partition with this table up to the high watermark, if that is ``end``."""
+        return self._read_table(table_name, lambda table: table.records if table.high_watermark == end else None)
 
     def _partition(self, name: str, start: int) -> None:
-        table_name, seen = self._table_name(name), self._snapshot(name)
+        table_name = self._table_name(name)
+        seen = self._snapshot(table_name)
         if seen is None:
             return
         if start < seen.bases[0] or start > seen.high_watermark:
@@ -291,11 +291,11 @@ class Scrubber:
 
         def may_write() -> bool:
             """Not when it is repaired, and not in the directory of a later topic of this name."""
-            return self._snapshot(name) is not None and self._table_name(name) == table_name
+            return self._table_name(name) == table_name and self._snapshot(table_name) is not None
 
         check = IndexCheck(directory, seen.bases, may_write, self._pace)
         aborted = AbortedIndexCheck(directory, seen.bases, end, may_write)
-        records = self._records(name, end)
+        records = self._records(table_name, end)
         derived = DerivedCheck(directory, seen.bases, end, _stored_producers(directory))
 
         def on_batch(start: int, header: BatchHeader) -> None:
@@ -312,7 +312,7 @@ class Scrubber:
             logger.error("%s cannot be scrubbed: %s", name, error)
         self._tell_mended(name, [*check.mended, *aborted.mended])
         if may_write():
-            same = records if records == self._records(name, end) else None
+            same = records if records == self._records(table_name, end) else None
             for contradiction in derived.contradictions(same):
                 logger.error("%s is known otherwise than its batches say: %s", name, contradiction)
         if aborted.wrong is not None:
@@ -326,7 +326,8 @@ class Scrubber:
         """Read the partitions that are to be read first, unless that is being done, or scrubbing is off."""
         while self._soon and not self._reads_soon and self._settings.bytes_per_second:
             name = next(iter(self._soon))
-            table_name, seen = self._table_name(name), self._snapshot(name)
+            table_name = self._table_name(name)
+            seen = self._snapshot(table_name)
             self._reads_soon = True
             try:
                 if seen is not None:
