@@ -215,7 +215,8 @@ class LiveEvents:
         number = 0
         while (visitor := self._visitor()) is not None:
             try:
-                snapshot = await asyncio.wait_for(self._observer.snapshot_after(number), BEAT_S)
+                async with asyncio.timeout(BEAT_S):
+                    snapshot = await self._observer.snapshot_after(number)
             except TimeoutError:
                 await _send_text(send, b": beat\n\n")
                 continue
@@ -233,4 +234,5 @@ async def _disconnect(receive: Receive) -> None:
 
 
 async def _send_text(send: Send, text: bytes) -> None:
-    await asyncio.wait_for(send({"type": "http.response.body", "body": text, "more_body": True}), SEND_S_MAX)
+    async with asyncio.timeout(SEND_S_MAX):
+        await send({"type": "http.response.body", "body": text, "more_body": True})

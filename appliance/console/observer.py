@@ -295,7 +295,8 @@ class Observer:
         """Poll again and again, until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._recorder.wait_s)
+                async with asyncio.timeout(self._recorder.wait_s):
+                    await self._wake.wait()
             self._wake.clear()
             if not self._watchers:
                 await asyncio.to_thread(self._note_point)
@@ -329,5 +330,6 @@ class Observer:
         soon_s = min(max(INTERVAL_S_MIN, cost_s / LOOKS_SHARE / 4), pause_s)
         await asyncio.sleep(soon_s)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), pause_s - soon_s)
+            async with asyncio.timeout(pause_s - soon_s):
+                await self._wake.wait()
         self._wake.clear()

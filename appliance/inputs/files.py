@@ -167,7 +167,8 @@ class FilesInput:
                     self.wake.clear()
                     late_ms = BUSY_MS if self.busy else due_ms - now
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self.wake.wait(), late_ms / 1000)
+                        async with asyncio.timeout(late_ms / 1000):
+                            await self.wake.wait()
                     await asyncio.sleep(HINT_S)  # what comes meanwhile is read with it
                     self.mark(hints.take_paths())
 

@@ -184,7 +184,8 @@ class _JournalInput:
             while True:
                 await self._outlet.room()
                 try:
-                    data = await asyncio.wait_for(child.read(), RECHECK_S if unread else None)
+                    async with asyncio.timeout(RECHECK_S if unread else None):
+                        data = await child.read()
                 except TimeoutError:
                     if self._look_for_files() != unread:
                         return ""

@@ -1281,6 +1281,8 @@ def put_another_ensemble(tmp_path: Path, place: Path) -> None:
     with Server(tmp_path / "other", **{"zookeeper.nodes": 1}) as other:
         other.wait_for_zookeeper()
         succeeding("topics", "create", "elsewhere", *at(other))
+        catalog = other.data_dir / "catalog.json"
+        wait_for(lambda: json.loads(catalog.read_text())["cluster"], "ZooKeeper to have the id of the cluster")
         other.stop()
         shutil.copytree(other.data_dir / "zookeeper", place, symlinks=True)
 

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import pytest
 from hypothesis import settings
@@ -465,6 +465,28 @@ def test_an_input_of_files_goes_on_once_the_disk_of_its_store_has_room(
 
     rig.run(run())
     assert (rig.lost(), rig.doubled(), rig.gaps) == ([], [], [])
+
+
+def test_an_input_ends_also_when_it_is_called_as_it_is_cancelled(rig: Rig) -> None:
+    """Both in one turn of the loop: a delivery, or a name from inotify, and the end of the service."""
+    asleep = asyncio.Event()
+
+    class Call(asyncio.Event):
+        async def wait(self) -> Literal[True]:
+            asleep.set()
+            return await super().wait()
+
+    async def run() -> None:
+        rig.engine.wake = Call()
+        running = asyncio.create_task(rig.engine.run())
+        await asleep.wait()
+        await asyncio.sleep(0)
+        rig.engine.wake.set()
+        running.cancel()
+        await asyncio.wait({running}, timeout=10)
+        assert running.cancelled()
+
+    rig.run(run())
 
 
 ODD_NAMES = ["b\udcff.log", "new\nline.log", "\x1b[31m.log", 'quote".log', "\u2028.log"]
