@@ -55,15 +55,15 @@ def test_a_native_member_goes_on_and_says_what_is_wrong(damaged: tuple[Server, i
             got.update(message.value for message in stream.messages(0.1))
             return got == wanted
 
-        wait_for(lambda: read(SERVED), "everything that is not damaged", 30)
+        wait_for(lambda: read(SERVED), "everything that is not damaged")
         wait_for(lambda: len(consumer.troubles()) == 1, "the trouble of the partition")
         (trouble,) = consumer.troubles()
         assert trouble.topic_partition == ("web", 0) and isinstance(trouble.error, StorageFault)
         assert f"web-0 at offset {offset}: " in str(trouble) and "damaged" in str(trouble)
         succeeding("produce", "web", "--partition", "1", *at, stdin=b"later\n")
-        wait_for(lambda: read(SERVED | {b"later"}), "the other partition goes on", 30)
+        wait_for(lambda: read(SERVED | {b"later"}), "the other partition goes on")
         succeeding("log", "repair", "web-0", *at)
-        wait_for(lambda: read(SERVED | {b"later", FIRST[2]}), "what stands behind the damage", 30)
+        wait_for(lambda: read(SERVED | {b"later", FIRST[2]}), "what stands behind the damage")
         wait_for(lambda: consumer.troubles() == [], "the end of the trouble")
 
 
@@ -82,9 +82,9 @@ def test_a_kafka_client_goes_on(damaged: tuple[Server, int]) -> None:
 
     try:
         consumer.subscribe(["web"])
-        wait_for(lambda: read(SERVED), "everything that is not damaged", 30)
+        wait_for(lambda: read(SERVED), "everything that is not damaged")
         succeeding("log", "repair", "web-0", "--data", str(server.data_dir))
-        wait_for(lambda: read(SERVED | {FIRST[2]}), "what stands behind the damage", 30)
+        wait_for(lambda: read(SERVED | {FIRST[2]}), "what stands behind the damage")
     finally:
         consumer.close()
 
@@ -111,7 +111,7 @@ def read_as_a_member(server: Server, topic: str) -> None:
     with GroupConsumer(server.native, "finds-it", on_corrupt="skip") as consumer:
         (stream,) = consumer.create_message_streams({topic: 1})[topic]
         got: list[bytes | None] = []
-        wait_for(lambda: got.extend(message.value for message in stream.messages(0.1)) or len(got) == 2, "the rest", 30)
+        wait_for(lambda: got.extend(message.value for message in stream.messages(0.1)) or len(got) == 2, "the rest")
 
 
 def read_with_the_shell(server: Server, topic: str) -> None:

@@ -234,7 +234,7 @@ def wait_until_right(server: Server) -> None:
         return not found
 
     try:
-        wait_for(right, "each cell to be as in the matrix", 20)
+        wait_for(right, "each cell to be as in the matrix")
     except AssertionError as error:
         raise AssertionError(found) from error
 

@@ -284,16 +284,21 @@ def test_what_is_too_large_is_refused(server: Server, ask: Ask) -> None:
 
 
 def test_answers_on_one_connection_do_not_wait_for_each_other(server: Server) -> None:
-    """With Nagle's algorithm each answer after the first would wait 40 ms for an acknowledgement."""
+    """With Nagle's algorithm each answer after the first would wait 40 ms for an acknowledgement, so none comes sooner.
+
+    Without it most come sooner, and on a busy machine some.
+    """
     connection = http.client.HTTPConnection(server.state["listeners"]["console"], timeout=60)
-    took_s = []
+
+    def answer_s() -> float:
+        begun_s = time.perf_counter()
+        connection.request("GET", "/console.css")
+        connection.getresponse().read()
+        return time.perf_counter() - begun_s
+
     with contextlib.closing(connection):
-        for _ in range(10):
-            begun_s = time.perf_counter()
-            connection.request("GET", "/console.css")
-            connection.getresponse().read()
-            took_s.append(time.perf_counter() - begun_s)
-    assert min(took_s[1:]) < 0.035
+        answer_s()
+        assert any(answer_s() < 0.035 for _ in range(200))
 
 
 def test_an_open_page_does_not_delay_the_stop(make_appliance: Callable[..., Server]) -> None:

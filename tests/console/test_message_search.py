@@ -372,10 +372,10 @@ def test_an_expensive_expression_stops_a_step_within_a_batch(
 def test_a_large_value_takes_no_seconds_whatever_the_expression(match: str, too_costly: int) -> None:
     """A value of 1 MiB: an expression that would take seconds is not applied, and the answer counts that."""
     log = OneBatchLog([(0, b"a" * (1 << 20))])
-    begun_s = time.process_time()
+    begun_s = time.thread_time()
     found = search(Query(topics="web", match=match), log, time.monotonic).step()
     assert (found.too_costly, found.scanned, found.messages) == (too_costly, 1, [])
-    assert time.process_time() - begun_s < 1
+    assert time.thread_time() - begun_s < 1
     assert search(Query(topics="web", match="a$"), log, time.monotonic).step().messages, "an expression of people"
 
 

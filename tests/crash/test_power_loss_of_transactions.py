@@ -265,7 +265,7 @@ def look_at_all(run: Run, path: Path, random_: random.Random, before: list[Sent]
 
 
 async def _reopened(path: Path, moment: Moment, before: list[Sent], boot: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         bed = Bed(path, SYSTEM, dict(moment.stored), boot)
         await check(bed, [*before, *moment.sent])
         await bed.transaction("after", [1, 1], True)

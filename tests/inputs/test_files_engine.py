@@ -457,7 +457,7 @@ def test_an_input_of_files_goes_on_once_the_disk_of_its_store_has_room(
             full(rig, patched)
             running = asyncio.create_task(rig.engine.run())
             await asyncio.sleep(0.1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while rig.lost():
                 await asyncio.sleep(0.01)
         running.cancel()
@@ -483,7 +483,7 @@ def test_an_input_ends_also_when_it_is_called_as_it_is_cancelled(rig: Rig) -> No
         await asyncio.sleep(0)
         rig.engine.wake.set()
         running.cancel()
-        await asyncio.wait({running}, timeout=10)
+        await asyncio.wait({running}, timeout=60)
         assert running.cancelled()
 
     rig.run(run())
@@ -783,7 +783,7 @@ def test_files_that_come_and_are_removed_while_nothing_can_be_sent_are_read_late
 
     async def run() -> None:
         running = asyncio.create_task(rig.engine.run())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for name in ("first.log", "second.log", "third.log"):
                 while str(rig.path(name)) not in rig.store.names().values():
                     await asyncio.sleep(0.01)

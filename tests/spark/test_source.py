@@ -338,7 +338,7 @@ def test_a_restarted_appliance_is_waited_for(
         assert server.stop() == 0
         server.start()
         second = fill(topics, topic, 200, 200)
-        wait_for(lambda: _rows(query) == 400, "the rows after the restart", 40)
+        wait_for(lambda: _rows(query) == 400, "the rows after the restart")
     finally:
         query.stop()
     assert stored(spark, tmp_path / "out") == first + second

@@ -329,10 +329,10 @@ ASSIGNMENT = b"\0\1" + b"\0\0\0\1" + b"\0\1t" + b"\0\0\0\2" + b"\0\0\0\0" + b"\0
 
 
 def run(scenario: Any) -> Any:
-    """Run an async scenario to its end, for at most ten seconds."""
+    """Run an async scenario to its end, for at most a minute."""
 
     async def bounded() -> Any:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await scenario
 
     return asyncio.run(bounded())

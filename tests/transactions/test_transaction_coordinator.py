@@ -32,7 +32,7 @@ scenario = scenarios(FakeTransactions)
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transaction_coordinator, "RETRY_S", 0.001)
-    monkeypatch.setattr(transaction_coordinator, "END_WAIT_MS", 20)
+    monkeypatch.setattr(transaction_coordinator, "END_WAIT_MS", 20_000)
     monkeypatch.setattr(transaction_coordinator, "LATE_S", 0.001)
     monkeypatch.setattr(transaction_coordinator, "COMPLETE_LATER_S", 0.02)
 
@@ -55,6 +55,12 @@ async def test_prepare_is_stored_before_a_marker_and_complete_after_all(world: F
     assert await world.coordinator.end("x", producer, False) is Code.INVALID_TXN_STATE
 
 
+@pytest.fixture
+def answered_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_coordinator, "END_WAIT_MS", 20)
+
+
+@pytest.mark.usefixtures("answered_soon")
 @scenario
 async def test_the_next_coordinator_writes_the_markers_again(world: FakeTransactions) -> None:
     producer = await world.begin(A, B)

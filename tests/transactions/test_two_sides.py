@@ -197,7 +197,7 @@ def test_every_interleaving_of_two_deaths(committed: bool, monkeypatch: pytest.M
 
     async def run(plan: Plan) -> int:
         world = TwoSides(plan)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await world.transact(committed)
             await world.ends_stored()
         assert [log.rows for log in world.logs.values()] == [[DATA, COMMIT if committed else ABORT]] * 2, plan

@@ -218,7 +218,7 @@ def test_a_connection_is_kept_for_the_next_request(pair: Pair) -> None:
                 await asyncio.sleep(0.01)
         peers.close()
 
-    asyncio.run(asyncio.wait_for(ask(), 30))
+    asyncio.run(asyncio.wait_for(ask(), 60))
 
 
 def login(peer: Peer, mechanism: str, user: str, password: bytes) -> int:

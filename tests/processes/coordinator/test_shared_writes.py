@@ -79,7 +79,7 @@ class Ensemble:
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 10))
+    asyncio.run(asyncio.wait_for(scenario, 60))
 
 
 def test_what_has_come_meanwhile_is_one_transaction_within_its_bounds() -> None:

@@ -204,7 +204,7 @@ def test_an_abort_that_is_given_up_keeps_no_other_step_waiting(ending: str) -> N
         await marking
         await supervisor.told()  # nothing is asked any more, though nothing is known
 
-    asyncio.run(asyncio.wait_for(work(), 10))
+    asyncio.run(asyncio.wait_for(work(), 60))
 
 
 @scenario

@@ -59,7 +59,7 @@ def test_thousands_of_topics_take_milliseconds() -> None:
     rows: list[MetadataRow] = [(f"topic-{n}", Topic(f"topic-{n}", {0: [0]}, id=f"{n:032x}")) for n in range(5_000)]
     best_s = 60.0
     for _ in range(5):
-        begun_s = time.process_time()
+        begun_s = time.thread_time()
         encode.topics(VERSION_MAX, rows)
-        best_s = min(best_s, time.process_time() - begun_s)
+        best_s = min(best_s, time.thread_time() - begun_s)
     assert best_s < 0.25
