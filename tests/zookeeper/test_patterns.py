@@ -71,10 +71,10 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_pattern_takes_long(text: str) -> None:
     pattern = Pattern(text)
-    begun = time.process_time()
+    begun = time.thread_time()
     for name in ("a" * NAME_CHARACTERS_MAX, "a" * 100 + "b" + "a" * 100):
         assert not pattern.matches(name)
-    assert time.process_time() - begun < 0.5
+    assert time.thread_time() - begun < 0.5
 
 
 @pytest.mark.parametrize(

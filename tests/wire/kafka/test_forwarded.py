@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tracemalloc
 from contextlib import suppress
-from time import process_time
+from time import thread_time
 
 import pytest
 
@@ -150,12 +150,12 @@ def test_hostile_frames_are_refused_quickly_and_in_little_memory(frame: bytes) -
     with suppress(ProtocolFault):
         forwarded.decode(HEADER_METADATA_9 + b"\0")
     tracemalloc.start()
-    started = process_time()
+    started = thread_time()
     with pytest.raises(ProtocolFault):
         forwarded.decode(frame)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 1_000_000 and process_time() - started < 1.0
+    assert peak < 1_000_000 and thread_time() - started < 1.0
 
 
 def test_the_largest_request_that_is_taken_stays_small() -> None:
@@ -233,8 +233,8 @@ def test_mutated_frames_end_in_a_named_error_or_a_request() -> None:
     slowest = 0.0
     for turn in range(MUTATIONS):
         frame = mutated(frames[turn % len(frames)], rng)
-        started = process_time()
+        started = thread_time()
         with suppress(ProtocolFault, ClientFault):
             forwarded.decode(memoryview(frame))
-        slowest = max(slowest, process_time() - started)
+        slowest = max(slowest, thread_time() - started)
     assert slowest < 0.5
