@@ -68,12 +68,14 @@ class SegmentState(NamedTuple):
 class Segment:
     """Writes the active segment."""
 
-    __slots__ = ("_identity", "_path", "_system", "base", "end", "index", "log", "state")
+    __slots__ = ("_identity", "_path", "_system", "base", "end", "index", "log", "state", "was_cut")
 
     def __init__(self, directory: Path, base: int, state: SegmentState, system: System) -> None:
         self.base = base
         self.state = state
         self.end = state.end
+        self.was_cut = False
+        """Whether a failed write was taken back, which a power loss may undo before the file is synced."""
         self._system = system
         self.log = File(log_path(directory, base), os.O_RDWR | os.O_APPEND, system)
         self.index = File(index_path(directory, base), os.O_RDWR, system)
@@ -170,6 +172,7 @@ class Segment:
         Raises:
             StorageFault: truncating fails, so the content of the files is not known.
         """
+        self.was_cut = True
         try:
             self._system.ftruncate(self.log.fd, state.end - self.base)
             self._system.ftruncate(self.index.fd, state.index_bytes)

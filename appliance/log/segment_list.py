@@ -115,6 +115,7 @@ class SegmentList:
 
         Raises:
             OSError: nothing has changed.
+            StorageFault: the disk fails.
         """
         sealed, born_ms = self.active, self._clock_ms()
         state = sealed.state
@@ -123,6 +124,9 @@ class SegmentList:
             self._born_steady_ms = self._steady_ms()
             self._point.set_born_ms(born_ms)
             return
+        if sealed.was_cut:  # a next segment would contradict what a power loss may bring back behind the end of this one
+            self._unsynced.ticket(sealed, self._point, self._system).sync()
+            sealed.was_cut = False
         sealed.seal()
         try:
             self.active = Segment.create(self._path, sealed.end, state.records, born_ms, self._system)

@@ -627,3 +627,24 @@ TestPartitionMachine = PartitionMachine.TestCase
 TestPartitionMachine.settings = settings(
     max_examples=RUNS, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+@pytest.mark.parametrize("room", [100, 900])
+@pytest.mark.parametrize("is_flushed", [True, False])
+def test_a_power_loss_brings_back_nothing_that_was_taken_back_before_a_roll(is_flushed: bool, room: int) -> None:
+    """A failed write is taken back, the next segment begins where it had begun, and nothing was flushed between."""
+    for seed in range(12):
+        machine = PartitionMachine()
+        machine.begin(segment=6000, interval=256, append_time=False, validates=False, flushes=True)
+        try:
+            machine.produce([(None, [1, 2], "none", 150, "none", None)], 0)
+            if is_flushed:
+                machine.flush()
+            machine.produce_to_a_full_disk([(None, [3], "none", 700, "none", None)] * 3, room)
+            machine.roll(fails=False)
+            machine.lose_power(seed)
+            machine.produce([(None, [4], "none", 30, "none", None)], 0)
+            machine.derived_is_recovered()
+            machine.answers_are_plain_to_see()
+        finally:
+            machine.teardown()

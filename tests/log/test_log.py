@@ -62,11 +62,14 @@ class Faults:
     def system(self) -> System:
         return System(self.writev, self.pwrite, self.fdatasync)
 
-    def _allowance(self, size: int) -> int:
+    def _call(self) -> None:
         if self.calls_left is not None:
             if self.calls_left == 0:
                 raise self.error
             self.calls_left -= 1
+
+    def _allowance(self, size: int) -> int:
+        self._call()
         size = min(size, self.step_max)
         if self.bytes_left is not None:
             if self.bytes_left == 0:
@@ -82,7 +85,8 @@ class Faults:
         return os.pwrite(fd, memoryview(data)[: self._allowance(len(data))], position)
 
     def fdatasync(self, fd: int) -> None:
-        self._allowance(0)
+        """What is written has its room already."""
+        self._call()
         self.syncs += 1
 
     def heal(self) -> None:
