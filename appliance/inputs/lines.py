@@ -77,6 +77,7 @@ class LineReader:
         assert message_bytes_max + record_bytes <= block_bytes_max
         self._encoding = encoding
         self._break = _BREAKS[encoding]
+        self._return = self._break.replace(b"\n", b"\r")
         # A character of UTF-16 takes at most 3 bytes of UTF-8 for 2, one of Latin-1 at most 2 for 1.
         self._raw_bytes_max = max(2, message_bytes_max // 2 if encoding != "utf-8" else message_bytes_max) & ~1
         self._message_bytes_max, self._block_bytes_max = message_bytes_max, block_bytes_max
@@ -131,7 +132,7 @@ class LineReader:
                 self._add_to_events(self._whole_lines(raw, blocks), blocks)
             elif not self._add_plain(raw, blocks):
                 self._add_lines(self._whole_lines(raw, blocks), blocks)
-        if len(self._held) > self._raw_bytes_max:
+        if self._is_long(self._held):
             self.end_event(blocks)
             self._add_parts(blocks)
         return blocks
@@ -151,6 +152,9 @@ class LineReader:
     def finish(self) -> list[Block]:
         """The end of a file that does not grow any more: return everything that is left."""
         blocks: list[Block] = []
+        if len(self._held) > self._raw_bytes_max:  # by a CR, behind which no LF came
+            self.end_event(blocks)
+            self._add_part(self._held[: self._part_bytes(self._held)], blocks)
         held, self._held = self._held, b""
         if held and self._starts is not None and self._event and not self._starts(self._text(held)):
             self._event.append(held)
@@ -240,7 +244,7 @@ class LineReader:
         start = 0
         for stop in self._cuts(lines):
             group = lines[start:stop]
-            if len(group) == 1 and len(group[0]) > self._raw_bytes_max + 2:
+            if len(group) == 1 and self._is_long(group[0]):
                 self._add_long_line(group[0], blocks)
             else:
                 self._add_block(group, self._texts(group), len(group), blocks)
@@ -257,7 +261,7 @@ class LineReader:
         size = first = 0
         for number, line in enumerate(lines):
             takes = len(line) * factor + self._record_bytes
-            is_long = len(line) > self._raw_bytes_max + 2
+            is_long = self._is_long(line)
             if number > first and (is_long or size + takes > self._block_bytes_max):
                 cuts.append(number)
                 size, first = 0, number
@@ -277,9 +281,18 @@ class LineReader:
 
     # ---- long lines
 
+    def _is_long(self, line: bytes) -> bool:
+        """Whether a line has more than one part; its break, or a CR that may begin it, does not count."""
+        size = len(line) - len(line) % len(self._break)  # without half a code unit
+        if size > self._raw_bytes_max and line.endswith(self._break, 0, size):
+            size -= len(self._break)
+        if size > self._raw_bytes_max and line.endswith(self._return, 0, size):
+            size -= len(self._return)
+        return size > self._raw_bytes_max
+
     def _add_parts(self, blocks: list[Block]) -> None:
         """Return the beginning of a line of which no end is in sight."""
-        while len(self._held) > self._raw_bytes_max:
+        while self._is_long(self._held):
             self._add_part(self._held[: self._part_bytes(self._held)], blocks)
 
     def _add_part(self, raw: bytes, blocks: list[Block]) -> None:
@@ -295,7 +308,7 @@ class LineReader:
 
     def _add_last_part(self, line: bytes, blocks: list[Block]) -> None:
         held, self._held = self._held, line
-        while len(self._held) > self._raw_bytes_max + 2:
+        while self._is_long(self._held):
             self._add_part(self._held[: self._part_bytes(self._held)], blocks)
         line, self._held = self._held, held
         stop = self._position + len(line)
@@ -320,7 +333,7 @@ class LineReader:
         values: list[bytes] = []
         size = 0
         for line in lines:
-            long = len(line) > self._raw_bytes_max + 2
+            long = self._is_long(line)
             event = self._event
             fits = self._event_bytes + len(line) <= self._raw_bytes_max and len(event) < EVENT_LINES_MAX
             if event and (long or not fits or starts(self._text(line))):

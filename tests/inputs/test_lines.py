@@ -14,7 +14,11 @@ BLOCK_BYTES_MAX = 64
 RECORD_BYTES = 4
 
 _lines = st.lists(
-    st.sampled_from(["", "a", "\r", "x\ry", "ERR one", "  at two", "ö€𝄞ü", "0123456789abcde", "z" * 40, "\0"])
+    st.sampled_from(
+        ["", "a", "\r", "x\ry", "ERR one", "  at two", "ö€𝄞ü", "0123456789abcde", "z" * 40, "\0"]
+        + ["y" * length for length in (15, 16, 17, 18, 32, 33)]
+        + ["y" * length + "\r" for length in (15, 16, 17)]
+    )
 )
 _breaks = st.sampled_from(["\n", "\r\n"])
 
@@ -47,7 +51,7 @@ def check_places(blocks: list[Block], size: int, lines: int) -> None:
         assert (block.start, block.first_line) == (position, line)
         position, line = block.stop, line + block.lines
         assert sum(map(len, block.values)) + RECORD_BYTES * len(block.values) <= BLOCK_BYTES_MAX
-        assert all(len(value) <= MESSAGE_BYTES_MAX + 2 for value in block.values)
+        assert all(len(value) <= MESSAGE_BYTES_MAX for value in block.values)
     assert (position, line) == (size, lines + 1)
 
 
@@ -82,6 +86,27 @@ def test_every_line_arrives_once_in_whatever_pieces_the_file_is_read(
     if wanted and not data.endswith(b"\n"):
         stripped[-1] = wanted[-1]  # the break may not have come yet
     assert whole_lines(blocks) == stripped
+
+
+@given(
+    _lines,
+    _breaks,
+    st.sampled_from(["utf-8", "latin-1", "utf-16-le", "utf-16-be"]),
+    st.booleans(),
+    st.lists(st.integers(1, 20)),
+)
+def test_a_long_line_has_the_same_parts_in_whatever_pieces_it_is_read(
+    texts: list[str], line_break: str, encoding: Encoding, ends: bool, pieces: list[int]
+) -> None:
+    """As long as its end is not read a line may be long or not."""
+    text = line_break.join(texts) + line_break * ends
+    data = text.encode(encoding, "replace")
+
+    def parts(blocks: list[Block]) -> list[tuple[bytes, int]]:
+        return [(value, block.part) for block in blocks for value in block.values]
+
+    assert parts(read(data, pieces, encoding)) == parts(read(data, [], encoding))
+    assert all(value for value, part in parts(read(data, pieces, encoding)) if part), "no part is empty"
 
 
 @given(_lines, st.sampled_from(["utf-16-le", "utf-16-be"]), st.lists(st.integers(1, 20)))
