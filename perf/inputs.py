@@ -1,14 +1,14 @@
 """What inputs take in, beside rsyslog with omkafka on the same lines: lines a second, processor time, memory, losses.
 
-    python perf/inputs.py [--lines 500000] [--files 1000] [--rounds 3] [--smoke]
+    python perf/inputs.py [--lines 500000] [--files 1000] [--rounds 3] [--journal DIRECTORY] [--only-rest] [--smoke]
 
 Lines have 200 bytes, and count once they are flushed in the log (acks=all).  Sides take turns.  ``per_cpu_s`` is by the
 processor time of the input's process, or of rsyslogd: what a core of its own would take; the rate on the clock shares
 this machine with the sender, the workers and the writer.  ``pss_mb`` is the largest that was seen.  rsyslog parses
 syslog and sends lines as they came; without rsyslogd and its omkafka that side is left out.
 
-HTTP and OTLP have no other side: ``inputs_http.py`` has all their protocols.  At rest: what an input of so many files
-uses of a core while nothing is written.
+HTTP and OTLP have no other side: ``inputs_http.py`` has all their protocols.  At rest: what an appliance without
+inputs, one with an input of each type, and each of these inputs use while nothing comes; of files there are so many.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from appliance.bench.local_appliance import LocalAppliance
 from appliance.client import Admin
 
 LINE_BYTES: Final = 200
-REST_S: Final = 20.0
+REST_S: Final = 30.0
+SETTLED_S: Final = 4.0
 QUIET_S: Final = 3.0
 """Without a new line: what is missing was lost."""
 BURST: Final = 250
@@ -173,25 +174,51 @@ def measure(side: Side, name: str, topic: str, send: Callable[[Side, list[bytes]
     )
 
 
-def rest(files: int, seconds: float) -> float:
-    """Percent of a core."""
-    with tempfile.TemporaryDirectory() as name:
+def rest(files: int, seconds: float, journal: str) -> None:
+    """What an appliance uses with no input, and each input of one that has all types, while nothing comes."""
+    with tempfile.TemporaryDirectory(prefix="perf-") as name:
         logs = Path(name) / "logs"
         logs.mkdir()
         for number in range(files):
             (logs / f"{number}.log").write_bytes(b"a line\n")
-        settings: dict[str, Any] = {
-            "inputs.disk.type": "files",
-            "inputs.disk.include": f"{logs}/*.log",
-            "inputs.disk.topic": "disk",
+        tables: dict[str, dict[str, Any]] = {
+            "files": {"include": f"{logs}/*.log"},
+            "syslog": {"listen": "tcp://127.0.0.1:0,udp://127.0.0.1:0,relp://127.0.0.1:0"},
+            "http": {"listen": "127.0.0.1:0"},
         }
+        if journal:
+            tables["journal"] = {"directory": journal}
+        inputs = {f"{kind}.{key}": value for kind, table in tables.items() for key, value in table.items()}
+        inputs |= {f"{kind}.{key}": value for kind in tables for key, value in (("type", kind), ("topic", kind))}
+        with LocalAppliance(Path(name) / "none") as appliance:
+            rest_row("at rest: an appliance without inputs", appliance, [], seconds)
+        settings: dict[str, Any] = {f"inputs.{key}": value for key, value in inputs.items()}
         with LocalAppliance(Path(name) / "data", **settings) as appliance:
-            while appliance.state["inputs"]["disk"]["lines"] < files:
+            while appliance.state["inputs"]["files"]["lines"] < files:
                 time.sleep(0.1)
-            time.sleep(2)  # the last commits
-            before = appliance.cpu_s("input")
-            time.sleep(seconds)
-            return 100 * (appliance.cpu_s("input") - before) / seconds
+            rest_row("at rest: an appliance with all of them", appliance, list(tables), seconds)
+
+
+def rest_row(what: str, appliance: LocalAppliance, kinds: list[str], seconds: float) -> None:
+    time.sleep(SETTLED_S)  # the last commits; what other processes do once after a start
+    assert appliance.process is not None
+    pids = {kind: pid for pid in appliance.pids("input") for kind in kinds if title_of(pid).endswith(kind)}
+    whole = {what: appliance.process.pid} | {f"at rest: an input of type {kind}": pids[kind] for kind in kinds}
+    before = {label: tree_cpu_s(pid) for label, pid in whole.items()}
+    time.sleep(seconds)
+    used = {label: tree_cpu_s(pid) - before[label] for label, pid in whole.items()}
+    for label, pid in whole.items():
+        pss_bytes = sum(map(accounts.pss_bytes, accounts.tree(pid)))
+        row(label, percent_of_a_core=100 * used[label] / seconds, pss_mb=pss_bytes / 1e6)
+
+
+def tree_cpu_s(pid: int) -> float:
+    """Of a process and its descendants, such as journalctl; by the scheduler, whose counts are not in ticks."""
+    return sum(
+        int(task.joinpath("schedstat").read_text().split()[0]) / 1e9
+        for process in accounts.tree(pid)
+        for task in Path(f"/proc/{process}/task").iterdir()
+    )
 
 
 def sides() -> list[Callable[[], AbstractContextManager[Side]]]:
@@ -204,12 +231,17 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=500_000)
     parser.add_argument("--files", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--journal", default="", help="directory of a journal, for the input that follows one at rest")
+    parser.add_argument("--only-rest", action="store_true", help="only what inputs use while nothing comes")
     parser.add_argument("--smoke", action="store_true", help="a small size, to see that it works")
     options = parser.parse_args()
     lines, files, rounds, rest_s, http_s = options.lines, options.files, options.rounds, REST_S, 4.0
     if options.smoke:
         lines, files, rounds, rest_s, http_s = 5_000, 20, 1, 1.0, 0.2
     headline("What do inputs take in?", lines=lines, bytes=LINE_BYTES, rounds=rounds)
+    if options.only_rest:
+        rest(files, rest_s, options.journal)
+        return
     texts = list(rfc3164(lines, LINE_BYTES))
     for _ in range(rounds):
         for begin in sides():
@@ -222,7 +254,7 @@ def main() -> None:
                 measure(side, "syslog, TCP", "net", send_tcp, texts)
                 measure(side, "syslog, UDP", "net", send_udp, texts)
     inputs_http.run(["lines", "OTLP protobuf"], http_s, senders=2, lines=100 if options.smoke else 10_000)
-    row(f"at rest, {files:,} files", percent_of_a_core=rest(files, rest_s))
+    rest(files, rest_s, options.journal)
 
 
 if __name__ == "__main__":
