@@ -88,6 +88,11 @@ class MemberSession:
     def lease_left_ms(self) -> int:
         return max(0, self._lease_end_ms - self._clock_ms())
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether no coordinator has anything of this member: none was asked to let it join, or it was refused."""
+        return not self._lease_end_ms and (self.trouble is None or not self.trouble.retriable)
+
     def turn(self, wait_ms: int) -> Calls[None]:
         """Do what is due, or wait for a change for up to ``wait_ms``.
 
@@ -305,7 +310,7 @@ class GroupMember:
     def leave(self) -> None:
         """Stop the streams, commit, and leave the group, so that the others need not wait for the session's end."""
         try:
-            if not self.lease_left_ms:
+            if not self.lease_left_ms and not self.membership.is_unknown:
                 raise BrokerAway("the group's coordinator does not answer")
             try:
                 drive(self.membership.leave(), self._requests)

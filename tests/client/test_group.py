@@ -512,7 +512,9 @@ def test_many_groups_are_listed(server: Server, admin: Admin, topic: str, count:
         zookeeper.close()
 
 
-def test_a_member_that_is_refused_leaves_what_it_has_registered(server: Server, admin: Admin, topic: str) -> None:
+def test_a_member_that_is_refused_leaves_what_it_has_registered(
+    server: Server, admin: Admin, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """A native consumer started in a Kafka group by mistake: the group goes on, also when it is founded anew."""
     admin.create_topic(topic, 1)
     zookeeper = server.zookeeper_client()
@@ -538,6 +540,7 @@ def test_a_member_that_is_refused_leaves_what_it_has_registered(server: Server, 
             until(lambda: registered() == before, "the refused one has left")
             kafka.close()
             kafka_member().close()
+        assert not [text for text in caplog.messages if "leaves" in text], "it was never in the group"
     finally:
         zookeeper.stop()
         zookeeper.close()
