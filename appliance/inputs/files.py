@@ -552,6 +552,8 @@ class FilesInput:
         if generation.fault:
             self._ledger.note_gap(*of, generation.read_at, None, "bytes", generation.fault)
             return
+        if self._recognizer.is_read_as_copy(generation):
+            return
         if seen_bytes > generation.read_at:
             lost = "truncated or replaced before it was read"
             self._ledger.note_gap(*of, generation.read_at, seen_bytes, "bytes", lost)
@@ -563,7 +565,8 @@ class FilesInput:
         """Tell of a generation of the store that no file has: what it had unread cannot be known any more."""
         self._generations.forget_lost(generation)
         was_empty = not generation.committed and not generation.identity.head_bytes
-        if not was_empty or generation.key not in self._generations.present:  # else it is read from its beginning
+        is_read_anew = was_empty and generation.key in self._generations.present
+        if not is_read_anew and not self._recognizer.is_read_as_copy(generation):
             lost = (generation.committed, None, "bytes", "removed or replaced while it was not read")
             self._ledger.note_gap(generation.source, generation.path, *lost)
         self._generations.note_over(generation)

@@ -98,6 +98,15 @@ class Generations:
             generation.committed_line = max(generation.committed_line, 1)
             self._store.note(generation.row(ended=False))
 
+    def of_file(self, key: FileKey) -> Iterator[Generation]:
+        """All that have, or had, this file."""
+        if key in self.present:
+            yield self.present[key]
+        yield from (generation for generation in self.ending if generation.key == key)
+        yield from filter(self.is_lost, self._lost_by_key.get(key, ()))
+        if key in self._over:
+            yield self._over[key]
+
     # ---- those that are lost
 
     @property
@@ -116,6 +125,10 @@ class Generations:
             for generation in of_path
             if generation.key.is_on_another_device(key) or generation.key.is_copied_up_as(key, fd)
         ]
+
+    def is_of_another_lost(self, generation: Generation, key: FileKey) -> bool:
+        """Whether the file was that of a lost one which is not ``generation``."""
+        return any(other is not generation and self.is_lost(other) for other in self._lost_by_key.get(key, ()))
 
     def lost_like(self, path: str) -> list[Generation]:
         """The lost ones that rotation may have given the name ``path``."""

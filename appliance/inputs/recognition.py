@@ -166,6 +166,8 @@ class Recognizer:
             for path, status, key in beside_it:
                 if key in read or not key.may_be_copy_of(generation.key):
                     continue
+                if not generation.committed and generations.is_of_another_lost(generation, key):
+                    continue
                 fd, reason = self._access.try_open(path, key)
                 is_own = key == generation.key and not generation.replaced
                 fits = generation.may_go_on_in if is_own else generation.goes_on_in
@@ -175,6 +177,24 @@ class Recognizer:
                 elif fits_or_close(fits, fd, status.st_size):
                     return fd, path
         return None
+
+    def is_read_as_copy(self, generation: Generation) -> bool:
+        """Whether a later one reads the copy of a file that was truncated before anything of it was read."""
+        if generation.committed or not generation.replaced:
+            return False
+        with contextlib.suppress(OSError):
+            for path, status in self._directories.beside(generation.path):
+                key = FileKey.of_path(path)
+                if any(
+                    owner.source > generation.source and key.may_be_copy_of(generation.key)
+                    for owner in self._generations.of_file(key)
+                    if key != generation.key
+                ):
+                    fd, _ = self._access.try_open(path, key)
+                    if fd >= 0 and fits_or_close(generation.goes_on_in, fd, status.st_size):
+                        os.close(fd)
+                        return True
+        return False
 
     def has_copy(self, generation: Generation) -> bool:
         """Whether a file beside it is a copy of one that was truncated, compressed or not."""

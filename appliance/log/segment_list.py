@@ -124,7 +124,7 @@ class SegmentList:
             self._born_steady_ms = self._steady_ms()
             self._point.set_born_ms(born_ms)
             return
-        if sealed.was_cut:  # a next segment would contradict what a power loss may bring back behind the end of this one
+        if sealed.was_cut:  # the next segment would contradict what a power loss may bring back behind this end
             self._unsynced.ticket(sealed, self._point, self._system).sync()
             sealed.was_cut = False
         sealed.seal()

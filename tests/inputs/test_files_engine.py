@@ -489,6 +489,27 @@ def test_an_input_ends_also_when_it_is_called_as_it_is_cancelled(rig: Rig) -> No
     rig.run(run())
 
 
+@pytest.mark.parametrize("include", ["*.log", "*.log*"])
+@pytest.mark.parametrize("looks", range(1, 9))
+def test_a_file_that_was_copied_and_truncated_before_it_was_read_is_read_once_whoever_is_killed(
+    tmp_path: Path, include: str, looks: int
+) -> None:
+    """A full disk, or another file that fills the outlet, kept the file from being read when rotation copied it."""
+    rig = Rig(tmp_path, include)
+    rig.look()
+    rig.write("app.log", 30, width=100)
+    rig.engine.scan()
+    copy_and_truncate(rig, "app.log")
+    rig.write("app.log", 30, width=100)
+    for _ in range(looks):
+        rig.look(1_000)
+    rig.commit()
+    rig.kill()
+    rig.settle()
+    assert (rig.lost(), rig.doubled(), rig.gaps) == ([], [], [])
+    rig.close()
+
+
 ODD_NAMES = ["b\udcff.log", "new\nline.log", "\x1b[31m.log", 'quote".log', "\u2028.log"]
 
 
