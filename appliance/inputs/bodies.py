@@ -216,6 +216,15 @@ def open_name(name: str) -> str:
     return f"label_{name}" if name in RESERVED else name
 
 
+TIME_DIGITS_MAX: Final = 19
+"""Of a time in ns since 1970, as 64 bits have them."""
+
+
+def is_time_ns(text: str) -> bool:
+    """Whether a sender's text is a time in ns since 1970."""
+    return text.isascii() and text.isdecimal() and len(text) <= TIME_DIGITS_MAX
+
+
 def rfc3339(time_ns: int) -> str:
     """A time in ns since 1970, as RFC 3339 with as many digits as it needs; "" if it has none, or too many years."""
     if not 0 < time_ns < 253_402_300_800 * 10**9:

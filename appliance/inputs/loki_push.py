@@ -36,6 +36,7 @@ from .bodies import (
     RequestOutcome,
     encode_header,
     front,
+    is_time_ns,
     open_name,
     part_tails,
     rfc3339,
@@ -176,7 +177,7 @@ def _json_streams(body: bytes) -> LokiStreams:
                 if not isinstance(value[2], dict):
                     raise BodyFault("the third field of a value must be an object of metadata")
                 _check_labels(stream.stream, value[2])
-            if not str(value[0]).isdecimal():
+            if not is_time_ns(str(value[0])):
                 raise BodyFault(f"{str(value[0])[:40]!r} is no time in ns since 1970")
     return [(stream.stream, stream.values) for stream in push.streams]
 
@@ -184,7 +185,7 @@ def _json_streams(body: bytes) -> LokiStreams:
 def _entry(entry: Any) -> LokiEntry:
     if isinstance(entry, list):
         metadata = entry[2] if len(entry) == 3 else {}
-        return LokiEntry(int(str(entry[0])[:20]), entry[1].encode("utf-8", "replace"), metadata)
+        return LokiEntry(int(str(entry[0])), entry[1].encode("utf-8", "replace"), metadata)
     message = _entry_class().FromString(entry)
     time_ns = message.timestamp.seconds * 10**9 + message.timestamp.nanos
     return LokiEntry(time_ns, message.line, {pair.name: pair.value for pair in message.structured_metadata})

@@ -41,6 +41,7 @@ from .bodies import (
     RecordBatch,
     Rejected,
     RequestOutcome,
+    is_time_ns,
     rfc3339,
     severity_header,
     severity_of,
@@ -265,6 +266,14 @@ def _json_batches(request: HttpRequest, body: bytes, outcome: RequestOutcome) ->
     return _yield_json(request, groups, outcome)
 
 
+def _time_ns(value: str | int | None) -> int:
+    """Raises ValueError: it is no time."""
+    text = str(value or 0)
+    if not is_time_ns(text):
+        raise ValueError(f"{text[:40]!r} is no time in ns since 1970")
+    return int(text)
+
+
 def _bytes_of(raw: Raw) -> bytes:
     value = bytes(raw)
     return b"" if value == b"null" else value
@@ -279,7 +288,7 @@ def _yield_json(
         for raw in raws:
             try:
                 record = _decode_record(raw)
-                time_ns = int(record.time_unix_nano or 0) or int(record.observed_time_unix_nano or 0)
+                time_ns = _time_ns(record.time_unix_nano) or _time_ns(record.observed_time_unix_nano)
                 level = record.severity_number if isinstance(record.severity_number, int) else 0
             except (*JSON_FAULTS, ValueError) as error:
                 records.refuse(400, f"a record is no LogRecord: {error}")

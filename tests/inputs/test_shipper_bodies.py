@@ -123,6 +123,20 @@ def test_any_body_is_taken_or_refused(kind: str, data: st.DataObject) -> None:
         assert len(msgspec.json.decode(answer.body)["items"]) == len(values) + len(outcome.refused)
 
 
+@pytest.mark.parametrize("time", ["abc", "-1", "1.5", " 1", "9" * 20, "9" * 5_000, "\N{ARABIC-INDIC DIGIT THREE}"])
+def test_what_is_no_time_is_refused_in_words(time: str) -> None:
+    """Not stored with another time, and not told in the words of a library."""
+    said = "no time in ns since 1970"
+    path, content_type, make = READERS["loki json"]
+    with pytest.raises(BodyFault, match=said):
+        taken(make(), request(path, content_type), BODIES["loki json"].replace(b'"1"', f'"{time}"'.encode()))
+    path, content_type, make = READERS["otlp json"]
+    body = BODIES["otlp json"].replace(f"{1 << 60}".encode(), time.encode(), 1)
+    asked = HttpRequest("192.0.2.1", path, content_type, {}, 1 << 14)
+    values, outcome = taken(make(), asked, body)
+    assert len(values) == 1 and said in str(outcome.refused)
+
+
 AMPLIFIERS = {
     "records": ("otlp protobuf", b"\x0a\x18\x12\x16" + b"\x12\0" * 11),
     "scopes": ("otlp protobuf", b"\x0a\x16" + b"\x12\0" * 11),
