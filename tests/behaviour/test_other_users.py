@@ -26,6 +26,7 @@ from ..support.long import LONG
 from ..support.native_peer import Peer
 from ..support.places import open_place
 from ..support.server import Server, wait_for
+from ..support.sockets import LISTENING, LOOPBACK, open_files, tcp_sockets
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv, to become two other users"
@@ -165,18 +166,13 @@ def test_status_looks_into_the_memory_of_the_service(service: Service) -> None:
 
 def test_sockets_have_no_names_that_others_could_use(service: Service) -> None:
     """The processes are connected by pairs of sockets; only listeners have addresses, all of them on loopback."""
-    inodes = {
-        os.readlink(entry)[8:-1]  # noqa: PTH115 - some are no paths
-        for pid in pids(service)
-        for entry in Path(f"/proc/{pid}/fd").iterdir()
-        if os.readlink(entry).startswith("socket:")  # noqa: PTH115
-    }
+    ours = set[str]().union(*(open_files(int(pid)) for pid in pids(service)))
     rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
-    named = [row[7] for row in rows if row[6] in inodes and len(row) > 7]
+    named = [row[7] for row in rows if f"socket:[{row[6]}]" in ours and len(row) > 7]
     assert {name.rpartition("/")[2] for name in named} == {"native.sock"}, "in the data directory, which is closed"
     assert not any(name.startswith("@") for name in named), "abstract names are open to everybody"
-    listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    assert {row[1].split(":")[0] for row in listening if row[9] in inodes and row[3] == "0A"} == {"0100007F"}
+    addresses = {each.address for each in tcp_sockets() if each.file in ours and each.state == LISTENING}
+    assert addresses and addresses <= LOOPBACK
 
 
 # ---- the local ensemble

@@ -24,6 +24,7 @@ from appliance.web.server import ACCEPT_PAUSE_S
 
 from ..support.server import stopped, wait_for
 from ..support.small_machine import fill, small_machine
+from ..support.sockets import CLOSE_WAIT, ESTABLISHED, tcp_sockets
 from .http_box import Box, Reply, box, reply_of
 
 JSON = "application/json"
@@ -186,8 +187,8 @@ def test_who_gives_way_in_the_middle_of_a_request_hears_why(web: Box) -> None:
 
 def connections_to(port: int) -> list[str]:
     """The state of each connection that a server at a port of this machine has not closed yet."""
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return [row[3] for row in rows if int(row[1].rpartition(":")[2], 16) == port and row[3] in ("01", "08")]
+    states = [each.state for each in tcp_sockets() if each.port == port]
+    return [state for state in states if state in (ESTABLISHED, CLOSE_WAIT)]
 
 
 def test_without_descriptors_it_is_told_once_and_goes_on_when_there_are_some(web: Box) -> None:

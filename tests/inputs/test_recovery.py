@@ -16,6 +16,7 @@ from appliance.inputs.recovery import POLL_S, SETTLE_S, SETTLE_S_MAX, Recovery
 from appliance.wire.requests import LATEST
 
 from ..support.server import Server, stopped, wait_for
+from ..support.sockets import open_files
 
 PART = ("t", 0)
 NEVER = 1e9
@@ -79,13 +80,6 @@ def test_blocks_that_never_cease_are_told(tmp_path: Path, caplog: pytest.LogCapt
     assert SETTLE_S_MAX <= done_s <= SETTLE_S_MAX + POLL_S
     assert "another process that uses a copy" in caplog.text
     store.close()
-
-
-def open_files(pid: int) -> set[str]:
-    links = Path(f"/proc/{pid}/fd")
-    with suppress(FileNotFoundError):  # one that is closed in this moment
-        return {str(link.readlink()) for link in links.iterdir()}
-    return set()
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")

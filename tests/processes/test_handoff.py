@@ -7,7 +7,6 @@ import os
 import select
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from appliance.wire.frames import split
 from ..support.native_peer import Peer
 from ..support.ready import writable
 from ..support.server import Server, wait_for
+from ..support.sockets import open_files, tcp_sockets
 
 BATCH = encode_values([b"one", b"two", b"three"], 1_000)
 LARGE = encode_values([os.urandom(500_000)], 1_000)
@@ -48,18 +48,9 @@ def is_handed_over(server: Server, peer: Peer) -> bool:
 
 def handed_ports(server: Server) -> set[int]:
     """The ports of clients whose connections writers hold."""
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    ports = {f"socket:[{row[9]}]": int(row[2].rpartition(":")[2], 16) for row in rows}
+    ports = {each.file: each.peer_port for each in tcp_sockets()}
     held = set[str]().union(*map(open_files, server.pids("writer")))
     return {ports[name] for name in held & ports.keys()}
-
-
-def open_files(pid: int) -> set[str]:
-    names: set[str] = set()
-    with contextlib.suppress(FileNotFoundError):  # it has just ended
-        for path in Path(f"/proc/{pid}/fd").iterdir():
-            names.add(str(path.readlink()))
-    return names
 
 
 def hand_over(server: Server, peer: Peer, acks: int = 1) -> int:

@@ -47,6 +47,7 @@ from appliance.wire import native
 from appliance.wire.frames import split
 
 from ..support.long import LONG, chosen_size
+from ..support.sockets import open_files, tcp_sockets
 
 CONFIG: Final = Config(network=NetworkSection(arena_bytes=1 << 20, frame_bytes_max=1 << 18))
 SETTINGS: Final = {"flush.messages": "0"}
@@ -180,14 +181,10 @@ class Bench:
 
     def holders(self, sock: socket.socket, *names: str) -> int:
         """How many of the processes, all or those with these names, hold the other end of a client's connection."""
-        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        port = f"{sock.getsockname()[1]:04X}"
-        inodes = {f"socket:[{row[9]}]" for row in rows if row[2].endswith(f":{port}")}
-        count = 0
-        for process in [self.processes[name] for name in names or self.processes]:
-            fds = Path(f"/proc/{process.pid}/fd")
-            count += sum(os.readlink(fds / name) in inodes for name in os.listdir(fds))  # noqa: PTH208, PTH115
-        return count
+        port = sock.getsockname()[1]
+        ends = {each.file for each in tcp_sockets() if each.peer_port == port}
+        pids = [self.processes[name].pid for name in names or self.processes]
+        return sum(file in ends for pid in pids for file in open_files(pid))
 
     def close(self) -> None:
         for process in self.processes.values():

@@ -23,6 +23,7 @@ from appliance.zookeeper.ensemble import (
 from appliance.zookeeper.operations import Operation, ask, create, get, set_value
 
 from ..support.measures import memory_bytes
+from ..support.sockets import LISTENING, LOOPBACK, open_files, tcp_sockets
 from ..support.zookeeper_fixture import (
     fresh_connect,
     now_ms,
@@ -48,20 +49,9 @@ def read(path: str) -> Operation[bytes]:
 
 
 def listeners(pid: int) -> set[str]:
-    """Addresses that a process listens on, as hexadecimal text of /proc/net."""
-    inodes = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            inodes.add(str(entry.readlink()))
-        except FileNotFoundError:
-            continue
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
-                found.add(fields[1].split(":")[0])
-    return found
+    """Addresses that a process listens on."""
+    files = open_files(pid)
+    return {each.address for each in tcp_sockets() if each.state == LISTENING and each.file in files}
 
 
 # --- files and ports, without starting anything
@@ -131,7 +121,7 @@ def test_three_nodes_serve_on_loopback_within_their_memory(ensemble: Ensemble) -
     pids = [process.pid for process in ensemble.processes.values()]
     assert sum(memory_bytes(pid, "Pss") for pid in pids) <= MEMORY_MB_MAX << 20
     for pid in pids:
-        assert listeners(pid) <= {"0100007F", "0000000000000000FFFF00000100007F"}
+        assert listeners(pid) <= LOOPBACK
     for command in ensemble.commands:
         text = (command.cwd / "zookeeper.log").read_text()
         assert "INFO" in text and len(text) < 100_000

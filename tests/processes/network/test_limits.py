@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -22,6 +21,7 @@ from ...support.measures import cpu_s
 from ...support.native_peer import Peer
 from ...support.ready import readable
 from ...support.server import Server, stopped, wait_for
+from ...support.sockets import open_files
 
 BATCH = encode_values([b"one", b"two", b"three"], 1_000)
 SMALL = {
@@ -137,13 +137,7 @@ def test_a_writer_that_stands_still_stops_nobody_but_its_own(make_appliance: Cal
 
 def sockets(pid: int) -> int:
     """How many a process has open."""
-    found = 0
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            found += str(fd.readlink()).startswith("socket:")
-        except FileNotFoundError:
-            pass  # closed meanwhile
-    return found
+    return sum(file.startswith("socket:") for file in open_files(pid))
 
 
 def test_a_client_that_is_not_read_any_more_and_closes_is_noticed(make_appliance: Callable[..., Server]) -> None:

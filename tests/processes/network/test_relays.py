@@ -28,12 +28,12 @@ from ...support.certificates import make_certificates
 from ...support.native_peer import Peer
 from ...support.ready import writable
 from ...support.server import Server
+from ...support.sockets import ESTABLISHED, open_files, tcp_sockets
 from .. import test_handoff as plain
 from ..test_handoff import (  # noqa: F401
     BATCH,
     LARGE,
     hand_over,
-    open_files,
     produce_frame,
     receive_many,
     test_a_frame_in_pieces_and_one_larger_than_the_extent,
@@ -124,9 +124,8 @@ def test_a_client_that_ends_its_stream_is_gone_at_both_ends(server: Server, peer
 def sockets_of(server: Server) -> set[str]:
     """The connections of clients with TLS that the worker holds."""
     port = int(server.native.rpartition(":")[2])
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    inodes = {f"socket:[{row[9]}]" for row in rows if row[3] == "01" and int(row[1].rpartition(":")[2], 16) == port}
-    return inodes & set[str]().union(*map(open_files, server.pids("network")))
+    ends = {each.file for each in tcp_sockets() if each.state == ESTABLISHED and each.port == port}
+    return ends & set[str]().union(*map(open_files, server.pids("network")))
 
 
 def test_large_requests_stay_with_the_worker(server: Server, peer: Peer) -> None:

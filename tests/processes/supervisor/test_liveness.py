@@ -19,6 +19,7 @@ from appliance.shared.heartbeats import Heart, Heartbeats
 
 from ...support.native_peer import Peer
 from ...support.server import Server, stopped, wait_for
+from ...support.sockets import open_files, tcp_sockets
 
 BATCH = encode_values([b"one"], 1_000)
 TIMEOUT_MS = 2_000
@@ -178,7 +179,5 @@ def test_a_retiring_writer_does_not_wait_for_a_worker_that_hangs(make_appliance:
 
 def holds(pid: int, peer: Peer) -> bool:
     """Whether a process has the other end of a connection."""
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    port = f"{peer.sock.getsockname()[1]:04X}"
-    inodes = {f"socket:[{row[9]}]" for row in rows if row[2].endswith(f":{port}")}
-    return any(str(path.readlink()) in inodes for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink())
+    port = peer.sock.getsockname()[1]
+    return not {each.file for each in tcp_sockets() if each.peer_port == port}.isdisjoint(open_files(pid))

@@ -33,6 +33,7 @@ from ...support.kafka_peer import KafkaPeer
 from ...support.native_peer import Peer
 from ...support.ready import readable, writable
 from ...support.server import Server, children, stopped, wait_for
+from ...support.sockets import ESTABLISHED, tcp_sockets
 
 BIG = encode_values([bytes(900_000)], 1_000)
 SMALL = encode_values([b"one"], 1_000)
@@ -205,7 +206,6 @@ CLIENTS: list[Client] = [
     scrape_that_is_not_read,
     member_that_waits_for_others,
 ]
-ESTABLISHED = "01"
 STOP_MS = 40_000
 """Workers are killed after half of it, what is beside the data path after a quarter, if they have not ended."""
 
@@ -240,10 +240,8 @@ def test_nobody_who_does_not_move_delays_a_stop(
 
 def closed_by_server(sock: socket.socket) -> bool:
     """Whether the server has closed its side, also while it has bytes to send that this side does not take."""
-    ends = [f"{port:04X}" for port in (sock.getpeername()[1], sock.getsockname()[1])]
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    states = [row[3] for row in rows if [end.rpartition(":")[2] for end in row[1:3]] == ends]
-    return ESTABLISHED not in states
+    ends = sock.getpeername()[1], sock.getsockname()[1]
+    return ESTABLISHED not in {each.state for each in tcp_sockets() if (each.port, each.peer_port) == ends}
 
 
 def test_an_answer_to_a_produce_request_is_waited_for(make_appliance: Callable[..., Server]) -> None:

@@ -26,6 +26,7 @@ from appliance.wire import native
 from ...support.leases import held
 from ...support.native_peer import Peer
 from ...support.server import Server, children_of, comm, wait_for
+from ...support.sockets import open_files
 
 PARTITIONS = 100
 START_S_MAX = 60
@@ -42,9 +43,8 @@ def writers(server: Server) -> set[int]:
 
 def descriptors(pid: int) -> Counter[str]:
     """The open files of a process, by kind: file, socket, pidfd."""
-    targets = [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
     return Counter(
-        target.split(":")[-1].strip("[]") if "pidfd" in target else target.split(":")[0] for target in targets
+        file.split(":")[-1].strip("[]") if "pidfd" in file else file.split(":")[0] for file in open_files(pid)
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tracemalloc
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,6 +15,8 @@ from appliance.spark.pipeline.audit_verdicts import verdict, windows
 from appliance.spark.pipeline.event_questions import Questions
 from appliance.spark.pipeline.settings import Audit
 from appliance.spark.pipeline.times import MICROS
+
+from ...support.spending import spent_by
 
 START = datetime(2026, 11, 20, tzinfo=UTC)
 MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
@@ -91,6 +92,11 @@ def test_nothing_is_judged_where_nothing_is_counted() -> None:
     assert str(verdict([])) == "no counts were published: nothing is audited" and not verdict([]).audited
 
 
+def read_counts(directory: str) -> None:
+    found = read_windows(Questions(DeltaTable(directory)), Audit("counts"))
+    assert found.column("counted").to_pylist() == [6000] * 10
+
+
 def test_counts_are_read_in_bounded_memory(tmp_path: Path) -> None:
     """There is a message of each server, topic and window, for as long as the table keeps them."""
     messages = [
@@ -104,12 +110,5 @@ def test_counts_are_read_in_bounded_memory(tmp_path: Path) -> None:
         "received": pa.array([0] * len(messages), pa.int64()).cast(MICROS),
     }
     write_deltalake(str(tmp_path), pa.table(rows))
-    del rows, messages
-    tracemalloc.start()
-    try:
-        found = read_windows(Questions(DeltaTable(str(tmp_path))), Audit("counts"))
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert found.column("counted").to_pylist() == [6000] * 10
-    assert peak_bytes < 6 << 20
+    (spent,) = spent_by(read_counts, [(str(tmp_path),)])
+    assert spent.error == "" and spent.peak_bytes < 6 << 20
