@@ -21,22 +21,26 @@ another one, deletes no logs.
 Only the coordinator stores the file; the supervisor reads it at start.  It is replaced as a whole (write, fsync,
 rename, fsync of the directory).  So a crash leaves the old or the new file, and a damaged file means a damaged disk.
 
+There may be thousands of topics, of which a change touches a few.  So who stores the file keeps the bytes of each
+topic, and what is asked of all topics at each creation is counted as they come and go.
+
 Errors: :class:`InvalidTopic` for a bad name, :class:`~.errors.StorageFault` for a file that cannot be read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 from uuid import uuid4
 
 import msgspec
 
 from .durable_files import replace_data_file
 from .errors import ApplianceError, InvalidTopic, damaged_file, disk_fault
-from .names import TopicPartition, check_topic
+from .names import TopicPartition, check_topic, in_metrics
 from .reserve import with_reserve
 
 FILE_NAME = "catalog.json"
@@ -44,6 +48,7 @@ LEADER_EPOCH = 0
 """Leader epoch of every partition, stored in each batch: no partition changes its leader yet."""
 VERSION = 1
 
+R = TypeVar("R")
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -127,7 +132,10 @@ class _File(msgspec.Struct):
 
 
 class Catalog:
-    """Holds and stores the topics by name.  Change the attributes, then :meth:`store`."""
+    """Holds and stores the topics by name.
+
+    Topics change by :meth:`change`.  Those and the trashed ones are immutable: a change puts another object in place.
+    """
 
     def __init__(
         self,
@@ -145,6 +153,13 @@ class Catalog:
         """In the order of their deletions."""
         self.in_doubt = False
         """Whether the last store failed: until the next one, the file may hold the failed change."""
+        self.partition_counts = Counter[int]()
+        """How many partitions each broker stores."""
+        self._in_metrics: dict[str, frozenset[str]] = {}
+        """Topics whose names have a "." or a "_", by their name in metrics: no others can have one in common."""
+        self._topic_rows, self._trash_rows = _Rows(_member), _Rows(_element)
+        for topic in topics.values():
+            self._note_present(topic)
 
     @classmethod
     def load(cls, data_dir: Path) -> Catalog:
@@ -190,13 +205,16 @@ class Catalog:
             StorageFault: any other failure.  Either file may remain: store again when the disk has recovered.
         """
         self.in_doubt = True
-        topics = {}
-        for name, topic in sorted(self.topics.items()):
-            partitions = {str(partition): brokers for partition, brokers in sorted(topic.partitions.items())}
-            topics[name] = _Entry(partitions, topic.settings, topic.id)
-        file = _File(VERSION, self.cluster, topics, self.removals, self.trash)
-        replace_data_file(self.path, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
+        replace_data_file(self.path, self._encode())
         self.in_doubt = False
+
+    def _encode(self) -> bytes:
+        topics = self._topic_rows.of(self.topics, sorted(self.topics))
+        removals = b",".join(map(_element, self.removals))
+        trashed = {topic.id: topic for topic in self.trash}
+        trash = self._trash_rows.of(trashed, trashed)
+        head = b'{\n "version": %d,\n "cluster": %s' % (VERSION, msgspec.json.encode(self.cluster))
+        return head + b',\n "topics": {%s},\n "removals": [%s],\n "trash": [%s]}\n' % (topics, removals, trash)
 
     def change(self, *changes: CatalogChange) -> None:
         """Make all changes in one store, or none of them.  On a full disk, removals use what is kept in reserve.
@@ -217,6 +235,28 @@ class Catalog:
         except ApplianceError:
             self.topics, self.removals, self.trash = before
             raise
+        for name in {change.drop for change in changes} | {change.put.name for change in changes if change.put}:
+            if (gone := before[0].get(name)) is not None:
+                self._note_gone(gone)
+            if (present := self.topics.get(name)) is not None:
+                self._note_present(present)
+
+    def _note_present(self, topic: Topic) -> None:
+        for brokers in topic.partitions.values():
+            self.partition_counts.update(brokers)
+        if (key := in_metrics(topic.name)) != topic.name or "_" in key:
+            self._in_metrics[key] = self._in_metrics.get(key, frozenset()) | {topic.name}
+
+    def _note_gone(self, topic: Topic) -> None:
+        for brokers in topic.partitions.values():
+            self.partition_counts.subtract(brokers)
+        key = in_metrics(topic.name)
+        if left := self._in_metrics.pop(key, frozenset()) - {topic.name}:
+            self._in_metrics[key] = left
+
+    def namesake(self, name: str) -> str | None:
+        """Another topic that would have the same name in metrics as one of this name."""
+        return min(self._in_metrics.get(in_metrics(name), frozenset()) - {name}, default=None)
 
     def _make(self, change: CatalogChange) -> None:
         put, drop, note, done, trash, forget = change
@@ -243,6 +283,36 @@ class Catalog:
             for partition, brokers in topic.partitions.items()
             if broker_id in brokers
         )
+
+
+def _member(topic: Topic) -> bytes:
+    """A topic in the file, on a line of its own."""
+    partitions = {str(partition): brokers for partition, brokers in sorted(topic.partitions.items())}
+    entry = msgspec.json.encode(_Entry(partitions, topic.settings, topic.id))
+    return b"\n  %s: %s" % (msgspec.json.encode(topic.name), entry)
+
+
+def _element(value: Removal | TrashedTopic) -> bytes:
+    return b"\n  " + msgspec.json.encode(value)
+
+
+class _Rows(Generic[R]):
+    """The bytes of objects as the file has them, kept from one store to the next: most have not changed."""
+
+    def __init__(self, encode: Callable[[R], bytes]) -> None:
+        self._encode = encode
+        self._objects: dict[str, R] = {}
+        self._bytes: dict[str, bytes] = {}
+
+    def of(self, objects: Mapping[str, R], order: Iterable[str]) -> bytes:
+        """The bytes of all objects, in this order of their keys."""
+        for key in self._objects.keys() - objects.keys():
+            del self._bytes[key]
+        for key, value in objects.items():
+            if self._objects.get(key) is not value:
+                self._bytes[key] = self._encode(value)
+        self._objects = dict(objects)
+        return b",".join(map(self._bytes.__getitem__, order))
 
 
 def new_id() -> str:

@@ -94,9 +94,9 @@ def is_reserved(name: str) -> bool:
     return name.startswith("__")
 
 
-def collides(name: str, other: str) -> bool:
-    """Whether two topics would have the same name in metrics, where "." and "_" are equal."""
-    return name != other and name.replace(".", "_") == other.replace(".", "_")
+def in_metrics(name: str) -> str:
+    """The name of a topic in metrics, where "." and "_" are equal."""
+    return name.replace(".", "_")
 
 
 def check_group(name: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,8 +36,7 @@ def test_an_empty_directory_has_no_topics(tmp_path: Path) -> None:
 @given(stored=st.lists(topics, max_size=4), cluster=st.text(max_size=10))
 def test_what_is_stored_is_loaded(tmp_path_factory: pytest.TempPathFactory, stored: list[Topic], cluster: str) -> None:
     directory = tmp_path_factory.mktemp("catalog")
-    catalog = Catalog.load(directory)
-    catalog.topics = {topic.name: topic for topic in stored}
+    catalog = Catalog(directory / FILE_NAME, {topic.name: topic for topic in stored})
     catalog.cluster = cluster
     catalog.removals = [Removal(topic.name, topic.id, [0], whole=bool(topic.settings)) for topic in stored]
     catalog.trash = [TrashedTopic(topic.name, topic.id, topic.partitions, topic.settings, 7) for topic in stored]
@@ -47,9 +48,7 @@ def test_what_is_stored_is_loaded(tmp_path_factory: pytest.TempPathFactory, stor
 
 
 def test_hosted_names_each_partition_stored_here(tmp_path: Path) -> None:
-    catalog = Catalog.load(tmp_path)
-    catalog.topics["b"] = Topic("b", {0: [1], 1: [2, 1], 2: [2]})
-    catalog.topics["a"] = Topic("a", {0: [1]})
+    catalog = Catalog(tmp_path, {"b": Topic("b", {0: [1], 1: [2, 1], 2: [2]}), "a": Topic("a", {0: [1]})})
     assert catalog.hosted(1) == [("a", 0), ("b", 0), ("b", 1)]
     assert catalog.hosted(3) == []
 
@@ -136,3 +135,56 @@ def test_a_deletion_is_one_store_and_so_is_its_end(tmp_path: Path) -> None:
     assert not Catalog.load(tmp_path).topics and Catalog.load(tmp_path).removals == [removal]
     catalog.change(CatalogChange(done=removal))
     assert not Catalog.load(tmp_path).removals
+
+
+NAMES = ["a", "a.b", "a_b", "a-b"]
+alike = st.sampled_from(NAMES)
+placed = st.dictionaries(
+    st.integers(0, 2), st.lists(st.integers(1, 3), min_size=1, max_size=2, unique=True), max_size=3
+)
+changes = st.lists(
+    st.one_of(
+        st.builds(lambda name, places: CatalogChange(put=Topic(name, places, {}, new_id())), alike, placed),
+        st.builds(lambda name: CatalogChange(drop=name), alike),
+        st.builds(lambda name: CatalogChange(trash=TrashedTopic(name, f"{name.encode().hex():0>32}", {0: [1]})), alike),
+        st.builds(lambda name: CatalogChange(forget=f"{name.encode().hex():0>32}"), alike),
+    ),
+    max_size=3,
+)
+
+
+@given(st.lists(st.tuples(changes, st.booleans()), max_size=8))
+def test_what_is_kept_from_one_store_to_the_next_is_what_would_be_made_anew(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[list[CatalogChange], bool]]
+) -> None:
+    """Whatever comes, goes, is replaced, and fails to be stored."""
+    catalog = Catalog.load(tmp_path_factory.mktemp("catalog"))
+    for some, fails in steps:
+        with pytest.MonkeyPatch.context() as broken:
+            if fails:
+                broken.setattr("appliance.durable_files.SYSTEM", System(fsync=no_disk))
+            with contextlib.suppress(StorageFault):
+                catalog.change(*some)
+        if catalog.in_doubt:
+            catalog.store()
+        content, anew = catalog.path.read_bytes(), Catalog.load(catalog.path.parent)
+        assert (anew.topics, anew.trash) == (catalog.topics, catalog.trash)
+        assert {name: anew.namesake(name) for name in NAMES} == {name: catalog.namesake(name) for name in NAMES}
+        assert +catalog.partition_counts == anew.partition_counts
+        anew.store()
+        assert catalog.path.read_bytes() == content
+
+
+def no_disk(descriptor: int) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_what_a_change_does_not_touch_is_not_encoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    topics = {name: Topic(name, {0: [1]}, {}, new_id()) for name in ("a", "b", "c")}
+    catalog = Catalog(tmp_path / FILE_NAME, topics)
+    catalog.store()
+    encode, encoded = msgspec.json.encode, list[object]()
+    monkeypatch.setattr(msgspec.json, "encode", lambda value: (encoded.append(value), encode(value))[1])
+    catalog.change(CatalogChange(put=Topic("d", {0: [1]}, {}, new_id())), CatalogChange(drop="a"))
+    assert {"a", "b", "c"}.isdisjoint(value for value in encoded if isinstance(value, str)) and "d" in encoded
+    assert Catalog.load(tmp_path).topics.keys() == {"b", "c", "d"}

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
@@ -120,13 +119,7 @@ class TopicSteps:
         live = {self._broker_id}
         if self._registry.enabled:
             live |= await self._registry.live_brokers()
-        hosted = Counter(
-            broker
-            for topic in self.catalog.topics.values()
-            for brokers in topic.partitions.values()
-            for broker in brokers
-        )
-        return place_partitions(partitions, live, hosted, prefer=[self._broker_id])
+        return place_partitions(partitions, live, self.catalog.partition_counts, prefer=[self._broker_id])
 
     async def adopt(self, topic: Topic, *, new: bool = True) -> None:
         """Open the partitions of ``topic`` here, and store it in the catalog.

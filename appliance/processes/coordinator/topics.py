@@ -25,7 +25,7 @@ from ...errors import (
     WriterGone,
 )
 from ...kafka_settings import ACCEPTED
-from ...names import TopicPartition, check_topic, collides, is_reserved
+from ...names import TopicPartition, check_topic, is_reserved
 from ...zookeeper.paths import TopicInfo
 from .partitions import Partitions
 from .registry_session import RegistrySession
@@ -106,10 +106,8 @@ class Topics:
         check_topic(name)
         if name in self.catalog.topics:
             raise TopicExists(f"there is a topic {name!r} already")
-        if "." in name or "_" in name:
-            for other in self.catalog.topics:
-                if collides(name, other):
-                    raise InvalidTopic(f"topic {name!r} collides with {other!r}: metrics have one name for both")
+        if (other := self.catalog.namesake(name)) is not None:
+            raise InvalidTopic(f"topic {name!r} collides with {other!r}: metrics have one name for both")
         if any(removal.whole for removal in self._steps.removals(name)):
             raise WriterGone(f"the earlier topic {name!r} is still being deleted: try again")
 
@@ -266,7 +264,7 @@ class Topics:
         Raises:
             InvalidPartitions: they cannot.
         """
-        hosted = len(self.catalog.hosted(self._broker_id))
+        hosted = self.catalog.partition_counts[self._broker_id]
         if hosted + count > self._config.topics.partitions_max:
             raise InvalidPartitions(
                 f"{count} more partitions: this appliance has {hosted} and takes at most"
