@@ -105,6 +105,7 @@ NOTHING: dict[str, Any] = {
     "transactions": {},
     "retention": {},
     "trash": {"topics": 0, "bytes": 0},
+    "compaction": {},
     "inputs": {},
     "low": [],
     "refusals": {},

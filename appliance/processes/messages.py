@@ -133,7 +133,7 @@ A message that a receiver's union lacks is a bug, and raises :class:`UnknownMess
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.msgpack import Decoder
@@ -570,8 +570,12 @@ class Published(ProcessMessage):
     pass
 
 
+ShownKey = Literal["clock", "cluster", "compaction", "retention", "transactions", "trash"]
+"""Parts of state.json that are as in ``status.NOTHING`` until a coordinator has sent them."""
+
+
 class Shown(ProcessMessage):
-    key: str
+    key: ShownKey
     value: dict[str, Any] | None
 
 

@@ -129,7 +129,7 @@ class Compactions:
 
     def failures(self) -> list[dict[str, Any]]:
         """The logs that cannot be compacted, for ``status``; not those whose topics are not compacted any more."""
-        compacted = self._coordinator.shown.get("compaction", {})
+        compacted = self._coordinator.shown["compaction"]
         named = sorted((str(partition), row) for partition, row in self._failed.items())
         return [{"log": name, "since": since_s, "reason": why} for name, (since_s, why) in named if name in compacted]
 

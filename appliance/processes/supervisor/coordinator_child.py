@@ -6,7 +6,7 @@ import logging
 import socket
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from ...config import Config
 from ...errors import StorageFault
@@ -14,6 +14,7 @@ from ...libc import give_back_memory
 from ...shared import memory
 from ...shared.counters import PAGE_BYTES
 from ...shared.heartbeats import Heart
+from ...status import NOTHING
 from ..control import Channel
 from ..messages import (
     CannotStart,
@@ -22,6 +23,7 @@ from ..messages import (
     Listening,
     PartitionTable,
     Reload,
+    ShownKey,
     ToCoordinator,
     WorkerStreamOpened,
     WriterStarted,
@@ -59,7 +61,7 @@ class CoordinatorChild:
         self.zookeeper = {"connect": "", "state": "off"}
         if config.zookeeper.connect or config.zookeeper.nodes:
             self.zookeeper = {"connect": config.zookeeper.connect, "state": "connecting"}
-        self.shown: dict[str, Any] = {"clock": None, "retention": {}, "cluster": {}, "transactions": {}}
+        self.shown: dict[str, Any] = {key: NOTHING[key] for key in get_args(ShownKey)}
         """What it has sent for status, by its key there."""
         self._fault: tuple[str, str] | None = None
         """Why it could not start, and what to do."""
