@@ -25,12 +25,13 @@ are aborted: the consumer reads up to the first open transaction, which is the e
 Fetched data that are not decoded yet are bounded by ``buffer_bytes_max`` for a partition and ``total_bytes_max`` in
 all: see ``fetcher.py``.  What one call decodes is bounded by ``unpacked_bytes_max`` and one batch, and by its timeout.
 
-Not thread-safe, not fork-safe: make consumers after forking.
+Not thread-safe: a call is refused while another thread is in one.  Not fork-safe: make consumers after forking.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -509,14 +510,22 @@ class Consumer:
 
 
 class _Step:
-    """Context of one call.  After an interrupt it restores the positions from before, so that nothing is skipped."""
+    """Context of one call, by one thread at a time.
+
+    After an interrupt it restores the positions from before, so that nothing is skipped.
+    """
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self._before: dict[tuple[str, int], int] | None = None
+        self._lock = threading.RLock()
 
     def __enter__(self) -> None:
         self._consumer.check_usable()
+        if not self._lock.acquire(blocking=False):
+            raise InvalidRequest("another thread is in a call of this consumer: make one for each thread")
+        if self._before is not None:  # an interrupt came before the last call had released it
+            self._lock.release()
         self._take_back()
         self._before = self._consumer.positions()
 
@@ -524,6 +533,7 @@ class _Step:
         if kind is not None and not issubclass(kind, ApplianceError):
             self._take_back()
         self._before = None
+        self._lock.release()
 
     def _take_back(self) -> None:
         if self._before is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from appliance.records.encode import encode_batch, encode_values
 
 from ..support.client_peer import Partition, Peer
 from ..support.interruptions import Interruption
-from ..support.server import Server
+from ..support.server import Server, wait_for
 from ..support.transactions import COMMITTED, SENT, give
 
 TIMEOUT_S = 60
@@ -50,6 +52,36 @@ def peer() -> Iterator[Peer]:
 def consumer(peer: Peer) -> Iterator[Consumer]:
     with Consumer(peer.address) as running:
         yield running
+
+
+def test_a_call_of_another_thread_is_refused_while_one_is_under_way(peer: Peer, consumer: Consumer) -> None:
+    """Else both move the positions, and messages come twice or never.  In turn, threads may share it."""
+    consumer.assign([("t", 0)], at=EARLIEST)
+    assert consumer.poll(0) == []
+    found: list[Any] = []
+
+    def wait() -> None:
+        while True:
+            with suppress(InvalidRequest):  # the other thread's call was under way
+                found.extend(consumer.poll(60))
+                return
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+
+    def is_refused() -> bool:
+        with suppress(InvalidRequest):
+            consumer.poll(0)
+            return False
+        return True
+
+    wait_for(is_refused, "the other thread to be in its call")
+    consumer.interrupt()
+    waiting.join(60)
+    assert not waiting.is_alive() and found == []
+    values = fill(peer.logs["t", 0], [3])
+    wait_for(lambda: found.extend(consumer.poll(1)) or len(found) == 3, "the messages")
+    assert [message.value for message in found] == values
 
 
 def test_reads_everything_in_order_both_ways(peer: Peer, consumer: Consumer) -> None:
