@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final
 import typer
 
 from ..config_keys import SIZES, parse_units
-from ..errors import BadValue
 from ..security.quotas import BYTES_IN, BYTES_OUT, REQUESTS
 from ..units import size
 from . import output
@@ -154,8 +153,8 @@ def _size(text: str | None, option: str) -> float | None:
     if text is None:
         return None
     number = parse_units(text, SIZES)
-    if number is None:
-        raise BadValue(f"{option} {text!r:.100}: must be a number of bytes, such as 1048576 or 1MiB")
+    if number is None or number <= 0:
+        raise typer.BadParameter(f"{option} {text!r:.100}: must be a number of bytes above 0, such as 1048576 or 1MiB")
     return float(number)
 
 
@@ -163,7 +162,7 @@ def _number(text: str | None) -> float | None:
     if text is None:
         return None
     if not re.fullmatch(r"\d{1,15}(\.\d{1,9})?", text, re.ASCII):
-        raise BadValue(f"--requests {text!r:.100}: must be a number, such as 500 or 0.5")
+        raise typer.BadParameter(f"--requests {text!r:.100}: must be a number, such as 500 or 0.5")
     return float(text)
 
 

@@ -43,10 +43,13 @@ def test_quotas_are_set_listed_and_deleted(appliance: Server) -> None:
         (["--user", "u", "--default-user", "--in", "1MiB"], "not both"),
         (["--user", "u", "--in", "fast"], "number of bytes"),
         (["--user", "u", "--in", "0"], "above 0"),
+        (["--user", "u", "--in", "1k"], "number of bytes"),
+        (["--user", "u", "--out", "-1"], "number of bytes"),
+        (["--user", "u", "--in", "1e400"], "number of bytes"),
         (["--user", "u", "--requests", "-1"], "must be a number"),
         (["--user", "u" * 300, "--requests", "1"], "255 characters"),
     ],
 )
 def test_wrong_quotas_are_refused(appliance: Server, words: list[str], why: str) -> None:
     said = run("quotas", "set", *words, "--data", str(appliance.data_dir))
-    assert said.status and why in " ".join(said.err.replace("│", " ").split())
+    assert said.status == (65 if "255" in why else 2) and why in " ".join(said.err.replace("│", " ").split())
