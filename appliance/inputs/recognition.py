@@ -185,15 +185,14 @@ class Recognizer:
         with contextlib.suppress(OSError):
             for path, status in self._directories.beside(generation.path):
                 key = FileKey.of_path(path)
-                if any(
-                    owner.source > generation.source and key.may_be_copy_of(generation.key)
-                    for owner in self._generations.of_file(key)
-                    if key != generation.key
-                ):
-                    fd, _ = self._access.try_open(path, key)
-                    if fd >= 0 and fits_or_close(generation.goes_on_in, fd, status.st_size):
-                        os.close(fd)
-                        return True
+                if key == generation.key or not key.may_be_copy_of(generation.key):
+                    continue
+                if not any(owner.source > generation.source for owner in self._generations.of_file(key)):
+                    continue
+                fd, _ = self._access.try_open(path, key)
+                if fd >= 0 and fits_or_close(generation.goes_on_in, fd, status.st_size):
+                    os.close(fd)
+                    return True
         return False
 
     def has_copy(self, generation: Generation) -> bool:
